@@ -1,0 +1,1 @@
+"""Pure analysis of records: no clock, no disk, no engine."""

@@ -1,0 +1,207 @@
+"""The strict loader of ``fixtures/**/*.toml``, and overlays of the user's own entries."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from draftproof.errors import DraftproofError, unknown
+from draftproof.spec import Cell, Entry, Hardware, Study, Target, Threshold, Variant, Workload
+
+EntryType = TypeVar("EntryType", bound=Entry)
+
+KINDS: dict[str, type[Entry]] = {
+    "variants": Variant,
+    "targets": Target,
+    "workloads": Workload,
+    "hardware": Hardware,
+    "studies": Study,
+}
+
+
+class ThresholdFile(Entry, frozen=True, kw_only=True):
+    """``thresholds/<hardware>.toml``."""
+
+    threshold: list[Threshold] = []
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True):
+    """All entries by name, after overlays."""
+
+    variants: dict[str, Variant]
+    targets: dict[str, Target]
+    workloads: dict[str, Workload]
+    hardware: dict[str, Hardware]
+    studies: dict[str, Study]
+    thresholds: dict[str, list[Threshold]]
+    """Hardware name -> its limits."""
+    folders: dict[str, Path]
+    """``workloads/<name>`` -> folder of the file that defines it, for relative paths."""
+
+    def get(self, kind: str, name: str) -> Any:
+        """The entry of that kind and name, or an error that lists the known ones."""
+        entries: dict[str, Any] = getattr(self, kind)
+        if name not in entries:
+            raise unknown(singular(kind), name, entries, "add one with --sd-catalog DIR")
+        return entries[name]
+
+    def workload_path(self, workload: Workload) -> Path:
+        return self.folders[f"workloads/{workload.name}"] / workload.path
+
+    def study_cells(self, name: str) -> list[Cell]:
+        """The cells of a study, in the order of its rows, each once."""
+        study: Study = self.get("studies", name)
+        cells: dict[str, Cell] = {}
+        for row in study.matrix:
+            for workload in row.workloads:
+                for batch_size in row.batch_sizes:
+                    for variant in row.variants:
+                        cell = Cell(
+                            study=study.name,
+                            hardware=row.hardware or study.hardware,
+                            target=row.target,
+                            variant=variant,
+                            workload=workload,
+                            batch_size=batch_size,
+                            batching=study.batching,
+                            output_tokens=row.output_tokens or study.output_tokens,
+                            num_prompts=row.num_prompts or study.num_prompts,
+                            claims_speedup=row.claims_speedup,
+                        )
+                        cells.setdefault(cell.id, cell)
+        return list(cells.values())
+
+
+def singular(kind: str) -> str:
+    return {"studies": "study", "hardware": "hardware"}.get(kind, kind.removesuffix("s"))
+
+
+def fixtures_folder() -> Path:
+    """The data folder: in a wheel inside the package, in a checkout beside ``src``."""
+    inside = Path(str(importlib.resources.files("draftproof"))) / "fixtures"
+    if inside.is_dir():
+        return inside
+    beside = Path(__file__).resolve().parents[2] / "fixtures"
+    if beside.is_dir():
+        return beside
+    raise DraftproofError("draftproof's fixtures folder is missing; install draftproof again")
+
+
+def load_catalog(*overlays: Path) -> Catalog:
+    """Our entries with the user's laid over them: a later layer replaces an entry of the same name."""
+    merged: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    thresholds: dict[str, list[Threshold]] = {}
+    folders: dict[str, Path] = {}
+    origins: dict[tuple[str, str], Path] = {}
+    for layer in (fixtures_folder(), *overlays):
+        if not layer.is_dir():
+            raise DraftproofError(f"--sd-catalog must be a folder of TOML entries (got {str(layer)!r})")
+        check_layer(layer)
+        for kind, entry_type in KINDS.items():
+            in_layer: dict[str, Path] = {}
+            for path in sorted((layer / kind).glob("*.toml")):
+                entry: Any = read_entry(path, entry_type)
+                if entry.name in in_layer:
+                    raise DraftproofError(f"{short(path)}: name {entry.name!r} is already taken by {short(in_layer[entry.name])}")
+                if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", entry.name):
+                    raise DraftproofError(f"{short(path)}: name must be of a-z, 0-9, '.', '_' and '-' (got {entry.name!r})")
+                in_layer[entry.name] = path
+                merged[kind][entry.name] = entry
+                folders[f"{kind}/{entry.name}"] = path.parent
+                origins[kind, entry.name] = path
+        for path in sorted((layer / "thresholds").glob("*.toml")):
+            thresholds.setdefault(path.stem, []).extend(read_entry(path, ThresholdFile).threshold)
+    catalog = Catalog(**merged, thresholds=thresholds, folders=folders)
+    check_references(catalog, origins)
+    return catalog
+
+
+def check_layer(layer: Path) -> None:
+    """A layer must hold at least one known folder with entries: a mistyped path would be silent otherwise."""
+    known = [*KINDS, "thresholds"]
+    if not any(any((layer / kind).glob("*.toml")) for kind in known):
+        raise DraftproofError(f"--sd-catalog folder {layer.name!r} holds no entries; known folders: {', '.join(known)}")
+
+
+def read_entry(path: Path, entry_type: type[EntryType]) -> EntryType:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DraftproofError(f"{short(path)}: not valid TOML: {error}") from error
+    try:
+        return msgspec.convert(table, type=entry_type)
+    except msgspec.ValidationError as error:
+        raise DraftproofError(f"{short(path)}: {error}{known_keys(str(error), entry_type)}") from error
+
+
+def known_keys(message: str, entry_type: type[Entry]) -> str:
+    """For an unknown key: the keys known at that place of the document."""
+    if "unknown field" not in message:
+        return ""
+    place = re.search(r"at `\$(.*)`", message)
+    for step in re.findall(r"\.(\w+)", place.group(1)) if place else []:
+        field = next((f for f in msgspec.structs.fields(entry_type) if f.name == step), None)
+        inner = next(struct_types(field.type), None) if field else None
+        if inner is None:
+            break
+        entry_type = inner
+    return "; known: " + ", ".join(sorted(field.name for field in msgspec.structs.fields(entry_type)))
+
+
+def struct_types(annotation: Any) -> Iterator[type[Entry]]:
+    if isinstance(annotation, type) and issubclass(annotation, Entry):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from struct_types(argument)
+
+
+def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> None:
+    """Every name that an entry refers to must exist."""
+
+    def check(owner: tuple[str, str], field: str, kind: str, name: str) -> None:
+        entries: dict[str, Any] = getattr(catalog, kind)
+        if name not in entries:
+            raise DraftproofError(f"{short(origins[owner])}: {unknown(field, name, entries)}")
+
+    for variant in catalog.variants.values():
+        for target in variant.drafters:
+            check(("variants", variant.name), "drafters", "targets", target)
+    for study in catalog.studies.values():
+        owner = ("studies", study.name)
+        check(owner, "hardware", "hardware", study.hardware)
+        for number, row in enumerate(study.matrix):
+            place = f"matrix[{number}]."
+            check(owner, place + "target", "targets", row.target)
+            if row.hardware:
+                check(owner, place + "hardware", "hardware", row.hardware)
+            for workload in row.workloads:
+                check(owner, place + "workloads", "workloads", workload)
+            for name in row.variants:
+                check(owner, place + "variants", "variants", name)
+                drafters = catalog.variants[name].drafters
+                if drafters and row.target not in drafters:
+                    raise DraftproofError(
+                        f"{short(origins[owner])}: {place}variants: {name!r} has no drafter for target {row.target!r}; "
+                        f"known: {', '.join(sorted(drafters))}; add [drafters.\"{row.target}\"] to variants/{name}.toml"
+                    )
+    for name, rows in catalog.thresholds.items():
+        if name not in catalog.hardware:
+            raise DraftproofError(f"thresholds/{name}.toml: {unknown('file name', name, catalog.hardware)}")
+        for number, row_ in enumerate(rows):
+            for kind in ("studies", "targets", "variants", "workloads"):
+                for value in getattr(row_, kind):
+                    if value not in getattr(catalog, kind):
+                        raise DraftproofError(
+                            f"thresholds/{name}.toml: threshold[{number}].{unknown(kind, value, getattr(catalog, kind))}"
+                        )
+
+
+def short(path: Path) -> str:
+    """The last parts of a path: enough to find the file, no home folder."""
+    return "/".join(path.parts[-2:])

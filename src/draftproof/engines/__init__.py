@@ -1,0 +1,124 @@
+"""Engines: what runs an arm. One protocol, one registry; an engine's module is imported when it is chosen."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from draftproof.errors import unknown
+from draftproof.plan import ArmSpec
+from draftproof.records import Output, UnitKey
+from draftproof.spec import Hardware, Purpose, Sampling
+
+
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an engine needs to start an arm."""
+
+    spec: ArmSpec
+    group: int
+    hardware: Hardware
+    model: str
+    """What vLLM loads: a folder or a hub id."""
+    revision: str | None
+    speculative_config: dict[str, Any] | None
+    python: str
+    log: Path
+
+
+class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch to run to its end. `unit`, `rotation` and `pass_index` identify it for a replay."""
+
+    unit: UnitKey
+    rotation: int
+    pass_index: int
+    purpose: Purpose
+    prompts: list[list[int]]
+    sampling: Sampling
+    output_tokens: int
+    ignore_eos: bool
+
+
+class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
+    seconds: float
+    outputs: list[Output]
+    counters: dict[str, Any]
+    steps: list[dict[str, Any]] = []
+    stages_reason: str = ""
+    """Why there are no steps, where they were asked for."""
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts of one workload: each a text, or chat messages for the target's template."""
+
+    target: str
+    workload: str
+    ids: list[str]
+    prompts: list[Any]
+    template_options: dict[str, Any]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    token_ids: list[list[int]]
+    bos_token_id: int | None
+    tokenizer_sha256: str
+    """Of the vocabulary."""
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A first difference to be scored: which token comes after `prefix`, `pair[0]` (no-SD) or `pair[1]`?"""
+
+    unit: UnitKey
+    rotation: int
+    arm: str
+    request: int
+    position: int
+    prefix: list[int]
+    pair: tuple[int, int]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Log-probabilities of the best token and of the pair (None: not among the 20 best), and the pair's texts."""
+
+    best: float
+    pair: tuple[float | None, float | None]
+    texts: tuple[str, str]
+
+
+class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
+    load_s: float
+    environment: dict[str, Any]
+    resolved: dict[str, Any]
+    stages_reason: str
+    """Why stages cannot be clocked; empty where they can."""
+
+
+class LiveArm(Protocol):
+    """A started arm. Every call may raise EngineError; after a crash or a time-out the arm is gone."""
+
+    facts: ArmFacts
+
+    def run(self, request: BlockRequest) -> BlockResult: ...
+
+    def tokenize(self, request: TokenizeRequest) -> Tokenized: ...
+
+    def score(self, requests: list[ScoreRequest]) -> list[Score]: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    def start(self, request: StartRequest) -> LiveArm: ...
+
+
+ENGINES = {"vllm": "draftproof.engines.vllm", "replay": "draftproof.engines.replay"}
+
+
+def open_engine(name: str, **options: Any) -> Engine:
+    """The engine of that name; its module's ``open_engine`` gets the options."""
+    if name not in ENGINES:
+        raise unknown("--sd-engine", name, ENGINES)
+    engine: Engine = importlib.import_module(ENGINES[name]).open_engine(**options)
+    return engine

