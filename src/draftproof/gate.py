@@ -44,10 +44,17 @@ def failed(failures: list[FailureLine]) -> Judgement | None:
     return Judgement(verdict="FAILED", reason=f"arm {first.arm!r} ({first.kind}): {first.message}")
 
 
-def judge_throughput(cell: Cell, speedup: Ratio | None, limits: list[Threshold], failures: list[FailureLine], *,
-                     needs_speedup: bool) -> Judgement:
+def incomparable(unlike: list[str]) -> Judgement | None:
+    """Arms that differ in a held field say nothing about each other."""
+    if not unlike:
+        return None
+    return Judgement(verdict="INCOMPARABLE", reason="held fields differ from no-SD's: " + "; ".join(unlike))
+
+
+def judge_throughput(cell: Cell, speedup: Ratio | None, limits: list[Threshold], failures: list[FailureLine],
+                     unlike: list[str], *, needs_speedup: bool) -> Judgement:
     """The speedup's interval against the gating limits that cover the cell."""
-    broken = failed(failures)
+    broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
     if not needs_speedup:
@@ -66,9 +73,9 @@ def judge_throughput(cell: Cell, speedup: Ratio | None, limits: list[Threshold],
     return Judgement(verdict="PASS", reason=f"speedup {show(speedup)} does not lie wholly below {rows[0].limit:g}")
 
 
-def judge_determinism(causes: dict[str, int], failures: list[FailureLine]) -> Judgement:
+def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlike: list[str]) -> Judgement:
     """Zero tolerance for divergent outputs; near ties are what rounding may do."""
-    broken = failed(failures)
+    broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
     total = sum(causes.values())

@@ -105,16 +105,25 @@ def arm_groups(variants: list[Variant], study: Study, hardware: Hardware, target
     for baseline, members in by_baseline.items():
         forces = members[0].forces if members and baseline != "no_sd" else Forced()
         no_sd = [arm(f"{prefix(build)}{baseline}", "no_sd", forces, study, hardware, target, build=build) for build in builds]
-        extra = [
-            arm(f"{prefix(build)}{member.name}", member.name, member.forces, study, hardware, target, build=build)
-            for member in members for build in builds
+        bundles = [
+            [arm(f"{prefix(build)}{member.name}", member.name, member.forces, study, hardware, target, build=build)
+             for build in builds]
+            for member in members
         ]
         if study.aa and baseline == next(iter(by_baseline)):
-            extra.insert(0, arm(f"{baseline}.aa", "no_sd", forces, study, hardware, target, role="aa"))
-        room = max(hardware.max_live_arms - len(no_sd), len(builds))
-        chunks = [extra[start:start + room] for start in range(0, len(extra), room)] or [[]]
-        groups.extend([*no_sd, *chunk] for chunk in chunks)
+            bundles.insert(0, [arm(f"{baseline}.aa", "no_sd", forces, study, hardware, target, role="aa")])
+        groups.extend([*no_sd, *chunk] for chunk in fill(bundles, hardware.max_live_arms - len(no_sd)))
     return groups
+
+
+def fill(bundles: list[list[ArmSpec]], room: int) -> list[list[ArmSpec]]:
+    """Bundles in order, as many to a chunk as fit `room` (one at least): both builds of a variant stay together."""
+    chunks: list[list[ArmSpec]] = [[]]
+    for bundle in bundles:
+        if chunks[-1] and len(chunks[-1]) + len(bundle) > room:
+            chunks.append([])
+        chunks[-1].extend(bundle)
+    return chunks
 
 
 def prefix(build: Build) -> str:

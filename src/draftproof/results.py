@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from draftproof import gate, tables
 from draftproof.analysis import tokendiff
 from draftproof.analysis.acceptance import Acceptance, acceptance_of, soundness
+from draftproof.analysis.held import unlike
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio, wilson
@@ -183,14 +183,15 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
     sameness = compare(view, unit, key, base_key, gate.gap_limit(limits)) if unit and speculative else None
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
-    throughput = gate.judge_throughput(cell, speedup, limits, failures, needs_speedup=speculative)
+    differing = unlike(base, arm) if arm and base and speculative else []
+    throughput = gate.judge_throughput(cell, speedup, limits, failures, differing, needs_speedup=speculative)
     return CellResult(
         cell=cell, build=build, arm=key, base_arm=base_key, pairs=len(pairs),
         tokens_per_s=rate(blocks), base_tokens_per_s=rate(view.blocks(unit, base_key, "speed")) if unit else None,
         speedup=speedup, build_ratio=build_ratio, acceptance=acceptance_of(blocks, spec_outputs) if speculative else None,
         sameness=sameness, stages=stages, stage_rounds=rounds, problems=problems, failures=failures,
         throughput=throughput,
-        determinism=gate.judge_determinism(sameness.causes if sameness else {}, failures),
+        determinism=gate.judge_determinism(sameness.causes if sameness else {}, failures, differing),
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
     )
 
@@ -268,7 +269,3 @@ def aa_results(view: View) -> list[AaResult]:
             results.append(AaResult(target=line.target, workload=line.workload, batch_size=line.batch_size,
                                     ratio=paired_ratio(pairs) if pairs else None))
     return results
-
-
-def run_folder(path: Path) -> RunFolder:
-    return RunFolder(path)

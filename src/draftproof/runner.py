@@ -212,9 +212,8 @@ class Runner:
         done = max(1, len([line for line in self.rotations if line.purpose == "speed"]))
         if spent * (1 + 1 / done) >= self.plan.study.budget_s:
             return False
-        for key in unit.arms[1:]:
-            pairs = speed_pairs(self.blocks, unit.key, key, unit.arms[0])
-            ratio = paired_ratio(pairs)
+        for base, key in references(unit.arms):
+            ratio = paired_ratio(speed_pairs(self.blocks, unit.key, key, base))
             if ratio is None or ratio.half_width > self.plan.study.half_width:
                 return True
         return False
@@ -468,7 +467,8 @@ def references(keys: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def is_no_sd(key: str) -> bool:
     """Whether an arm key is a no-SD reference (not its A/A twin)."""
-    return key.removeprefix("base:").startswith("no_sd") and not key.endswith(".aa")
+    name = key.removeprefix("base:")
+    return name == "no_sd" or (name.startswith("no_sd[") and not name.endswith(".aa"))
 
 
 def fits(token_ids: list[int], limit: int | None) -> bool:

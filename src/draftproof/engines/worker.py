@@ -332,6 +332,7 @@ class Arm:
             "max_model_len": model.max_model_len,
             "vocab_size": model.get_vocab_size(),
             "architecture": (getattr(model.hf_config, "architectures", None) or ["?"])[0],
+            "revision": getattr(model.hf_config, "_commit_hash", None),
             "enforce_eager": model.enforce_eager,
             "seed": model.seed,
             "prefix_caching": cache.enable_prefix_caching,

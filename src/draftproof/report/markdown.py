@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import RunHeader
 from draftproof.report import view
@@ -16,15 +18,24 @@ def cell_text(text: str) -> str:
     return shown.replace("&", "&amp;")
 
 
-def table(head: list[str], body: list[list[str]]) -> list[str]:
-    rows = [head, ["---"] * len(head), *[[cell_text(text) for text in row] for row in body]]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+def code_text(text: str) -> str:
+    """A token, given as a Python literal, as a code span: no mention and no bare address becomes a link in one."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return fence + text.replace("|", "\\|") + fence
+
+
+def table(head: list[str], body: list[list[str]], code: tuple[str, ...] = ()) -> list[str]:
+    """Columns whose title is in `code` are code spans."""
+    shown = [[code_text(text) if title in code else cell_text(text) for title, text in zip(head, row, strict=True)]
+             for row in body]
+    return ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *shown]]
 
 
 def render_markdown(results: RunResults, header: RunHeader) -> str:
-    lines = [f"# draftproof: {results.title}", "", view.headline(results), "", f"{view.environment_line(results)}", ""]
+    lines = [f"# draftproof: {cell_text(results.title)}", "", cell_text(view.headline(results)), "",
+             cell_text(view.environment_line(results)), ""]
     if not results.finished:
-        lines += [f"**Partial run**: {results.partial or 'ended early'}.", ""]
+        lines += [f"**Partial run**: {cell_text(results.partial or 'ended early')}.", ""]
     head = ["variant", "workload", "B", *view.metric_titles(), "verdict", "outputs"]
     lines += table(head, [[*row.name, *row.values, row.throughput, row.determinism] for row in view.rows(results)])
     lines += ["", "Verdicts in words:", ""]
@@ -33,7 +44,8 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
               for c in results.cells if c.arm != c.base_arm or c.throughput.verdict == "FAILED"]
     aa = view.aa_lines(results)
     if aa:
-        lines += ["", "No-SD against a second no-SD process in the same rotations (the run's own noise): " + "; ".join(aa)]
+        lines += ["", "No-SD against a second no-SD process in the same rotations (the run's own noise): "
+                  + cell_text("; ".join(aa))]
     builds = [(c, c.build_ratio) for c in results.cells if c.build_ratio is not None]
     if builds:
         lines += ["", "## New build against base build", ""]
@@ -48,7 +60,8 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
                   *table(["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"], positions)]
     differences = view.difference_table(results)
     if differences:
-        lines += ["", "## First differences from no-SD", "", *table(view.DIFFERENCE_HEAD, differences)]
+        lines += ["", "## First differences from no-SD", "",
+                  *table(view.DIFFERENCE_HEAD, differences, code=view.TOKEN_COLUMNS)]
     if results.skipped:
         lines += ["", "## Not run", "", *[f"- {cell_text(name)}: {cell_text(why)}" for name, why in results.skipped.items()]]
     lines += ["", "## What the columns mean", ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from draftproof.analysis.stages import STAGES
+from draftproof.analysis.tokendiff import Comparison
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.results import CellResult, RunResults
 
@@ -64,10 +65,15 @@ def headline(results: RunResults) -> str:
     return text[0].upper() + text[1:]
 
 
+NAMED = 12
+"""Cells that one part of the headline names; the rest are counted."""
+
+
 def names(cells: list[CellResult]) -> str:
     if not cells:
         return "none"
-    return ", ".join(f"{c.cell.variant} on {c.cell.workload} b{c.cell.batch_size}" for c in cells)
+    named = ", ".join(f"{c.cell.variant} on {c.cell.workload} b{c.cell.batch_size}" for c in cells[:NAMED])
+    return named + (f" and {len(cells) - NAMED} more" if len(cells) > NAMED else "")
 
 
 def environment_line(results: RunResults) -> str:
@@ -118,19 +124,28 @@ def position_table(results: RunResults) -> list[list[str]]:
     ]
 
 
+def first_differences(results: RunResults) -> list[tuple[CellResult, Comparison]]:
+    """All first differences from no-SD, earliest position first."""
+    found = [(cell, difference) for cell in results.cells if cell.sameness for difference in cell.sameness.differences]
+    return sorted(found, key=lambda pair: pair[1].position or 0)
+
+
+def token_text(text: str, limit: int = 60) -> str:
+    """A token as a Python literal; a long one is cut, with a note."""
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}... (cut: {len(text) - limit} more characters)"
+
+
 def difference_table(results: RunResults, limit: int = 20) -> list[list[str]]:
-    """The first differences, earliest position first: where, which two tokens, how far from the best."""
-    found = []
-    for cell in results.cells:
-        for difference in cell.sameness.differences if cell.sameness else []:
-            left, right = difference.texts or ("?", "?")
-            gap = "not among the 20 best" if difference.gap_nats is None else f"{difference.gap_nats:.3f}"
-            found.append((difference.position or 0, [
-                cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size), difference.prompt_id,
-                str(difference.position), repr(left), repr(right), gap, difference.cause,
-            ]))
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])[:limit]]
+    """The first differences: where, which two tokens, how far from the best."""
+    body = []
+    for cell, difference in first_differences(results)[:limit]:
+        left, right = difference.texts or ("?", "?")
+        gap = "not among the 20 best" if difference.gap_nats is None else f"{difference.gap_nats:.3f}"
+        body.append([cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size), difference.prompt_id,
+                     str(difference.position), token_text(left), token_text(right), gap, difference.cause])
+    return body
 
 
-DIFFERENCE_HEAD = ["variant", "workload", "B", "prompt", "output position", "no-SD's token", "variant's token",
+TOKEN_COLUMNS = ("no-SD's token", "variant's token")
+DIFFERENCE_HEAD = ["variant", "workload", "B", "prompt", "output position", *TOKEN_COLUMNS,
                    "gap to the best, nats", "cause"]

@@ -1,0 +1,36 @@
+"""Like with like: what must be equal on two arms before their figures are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftproof.records import ArmLine
+
+HELD_RESOLVED = (
+    "dtype", "max_model_len", "vocab_size", "enforce_eager", "seed", "prefix_caching", "max_num_seqs",
+    "async_scheduling", "chunked_prefill", "tensor_parallel_size", "runner",
+)
+"""Of what vLLM resolved. Not held: what follows from ``speculative_config`` (cache size, graph mode, token budget)."""
+
+HELD_ENVIRONMENT = ("cpu", "cores", "threads", "gpus", "preloads", "variables")
+"""Of the process. Not held: versions of vLLM, torch and Python, which are under test."""
+
+
+def held(arm: ArmLine) -> dict[str, Any]:
+    """The held fields of an arm that it knows; a field that an older vLLM lacks is absent."""
+    resolved = {name: arm.resolved[name] for name in HELD_RESOLVED if name in arm.resolved}
+    environment = {name: arm.environment[name] for name in HELD_ENVIRONMENT if name in arm.environment}
+    return {**resolved, **environment, "target_sha256": arm.target_sha256}
+
+
+def unlike(reference: ArmLine, other: ArmLine) -> list[str]:
+    """Held fields that differ, as ``field: reference -> other``; empty where the arms may be compared."""
+    from deepdiff import DeepDiff
+
+    difference = DeepDiff(held(reference), held(other), view="tree")
+    found = []
+    for changes in difference.values():
+        for change in changes:
+            path = ".".join(str(part) for part in change.path(output_format="list"))
+            found.append(f"{path}: {change.t1!r} -> {change.t2!r}")
+    return sorted(found)

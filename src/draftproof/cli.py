@@ -1,0 +1,125 @@
+"""The ``draftproof`` command: builds models, says what this machine can run, renders records. It runs no study itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Keep speculative decoding honest in vLLM. Studies run through pytest: pytest --sd-study NAME.")
+models_app = typer.Typer(no_args_is_help=True, help="Build and find the models of the catalog.")
+app.add_typer(models_app, name="models")
+
+Catalogs = Annotated[list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")]
+
+
+@models_app.command("build")
+def models_build(
+    names: Annotated[list[str] | None, typer.Argument(help="Targets to build (default: all embedded ones).")] = None,
+    verify: Annotated[bool, typer.Option(help="Hash every file even if its size and time are unchanged.")] = False,
+    catalog: Catalogs = None,
+) -> None:
+    """Build embedded targets into the user cache, checked by SHA-256; nothing is done where they are whole."""
+    from draftproof import models
+    from draftproof.catalog import load_catalog
+    from draftproof.errors import rule
+
+    entries = load_catalog(*(catalog or []))
+    for name in names or [target.name for target in entries.targets.values() if target.source == "embedded"]:
+        target = entries.get("targets", name)
+        if target.source != "embedded":
+            known = [t.name for t in entries.targets.values() if t.source == "embedded"]
+            raise rule("target", "an embedded one; only those are built", name, known)
+        typer.echo(f"{name}: {models.build(target, say=typer.echo, verify=verify)}")
+
+
+@models_app.command("list")
+def models_list(catalog: Catalogs = None) -> None:
+    """Every target of the catalog and whether it is at hand."""
+    from draftproof import models
+    from draftproof.catalog import load_catalog
+
+    entries = load_catalog(*(catalog or []))
+    for target in entries.targets.values():
+        facts = models.describe(target, entries.folders.get(f"targets/{target.name}"))
+        size = f"{facts['size_bytes'] / 1e6:.0f} MB" if facts["size_bytes"] else "-"
+        typer.echo(f"{target.name:20} {facts['source']:9} {facts['state']:18} {size:>8}  {target.model}")
+
+
+@models_app.command("path")
+def models_path(name: Annotated[str, typer.Argument(help="A target of the catalog.")], catalog: Catalogs = None) -> None:
+    """The folder (or hub id) that vLLM loads for a target, built first where it must be; nothing else is printed."""
+    from draftproof import models
+    from draftproof.catalog import load_catalog
+
+    entries = load_catalog(*(catalog or []))
+    target = entries.get("targets", name)
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    typer.echo(models.resolve_target(target, entries.folders.get(f"targets/{name}"), say=say))
+
+
+@app.command()
+def doctor(
+    python: Annotated[Path, typer.Option("--sd-python", help="Interpreter whose vLLM would be under test.")] = Path(sys.executable),
+    catalog: Catalogs = None,
+) -> None:
+    """What this machine can run, and why not the rest."""
+    from draftproof.catalog import load_catalog
+    from draftproof.doctor import examine
+
+    findings = examine(load_catalog(*(catalog or [])), str(python))
+    for finding in findings:
+        typer.echo(f"{'ok ' if finding.ok else 'NO '} {finding.what}: {finding.text}")
+    if not any(finding.ok for finding in findings if finding.what.startswith("study ")):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    catalog: Catalogs = None,
+) -> None:
+    """Render a run's report again from its records."""
+    from draftproof.catalog import load_catalog
+    from draftproof.records import RunFolder
+    from draftproof.report import write_report
+    from draftproof.report.terminal import summary_lines
+    from draftproof.results import analyse
+
+    folder = RunFolder(run)
+    results = analyse(folder, load_catalog(*(catalog or [])).thresholds)
+    write_report(folder, results)
+    for line in summary_lines(results, width=120):
+        typer.echo(line)
+    typer.echo(f"report: {run / 'index.html'}")
+
+
+def version(value: bool) -> None:
+    if value:
+        import draftproof
+
+        typer.echo(draftproof.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(show_version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True)] = False) -> None:
+    """Keep speculative decoding honest in vLLM."""
+
+
+def main() -> None:
+    """Entry point: an error that the user can mend is one line on standard error and exit status 2."""
+    from draftproof.errors import DraftproofError
+
+    try:
+        app()
+    except DraftproofError as error:
+        typer.echo(f"draftproof: {error}", err=True)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

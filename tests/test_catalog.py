@@ -1,0 +1,525 @@
+"""Rules of the catalog: the shipped entries, what the loader refuses and how it says so, and overlays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from draftproof.catalog import Catalog, load_catalog
+from draftproof.errors import DraftproofError
+from draftproof.spec import Study
+
+VARIANT = """
+name = "mine"
+title = "Mine"
+method = "ngram"
+k = 3
+"""
+STUDY = """
+name = "mine"
+title = "Mine"
+hardware = "cpu"
+output_tokens = 8
+[[matrix]]
+target = "smollm2-135m"
+variants = ["no_sd", "ngram"]
+workloads = ["chat"]
+batch_sizes = [1]
+"""
+HARDWARE = """
+name = "mine"
+title = "Mine"
+markers = ["mine"]
+device = "cpu"
+max_live_arms = 2
+"""
+WORKLOAD = """
+name = "mine"
+kind = "chat"
+title = "Mine"
+source = "file"
+path = "prompts.jsonl"
+"""
+THRESHOLD = """
+[[threshold]]
+metric = "speedup"
+limit = 1.0
+estimator = "ratio of totals"
+gating = true
+source = "a test"
+"""
+
+# The experiments of arXiv 2601.11580, by (target, variant): data sets and batch sizes.
+CHAT_SETS = ("gsm8k", "cnndailymail", "sharegpt", "instructcoder")
+REASONING_SETS = ("aime", "gpqa_main")
+FIGURE_1 = {
+    "llama3.1-8b": ("no_sd", "ngram", "eagle", "eagle3"),
+    "llama3-70b": ("no_sd", "ngram", "eagle", "draft_model"),
+    "qwen3-8b": ("no_sd", "ngram", "eagle3", "draft_model"),
+}
+PAPER_STUDIES = ("paper-fig1", "paper-fig3", "paper-fig4", "paper-table1")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Catalog:
+    return load_catalog()
+
+
+def overlay(folder: Path, **files: str) -> Path:
+    """A folder of entries; `kind__stem="..."` is written to ``kind/stem.toml``."""
+    for name, text in files.items():
+        kind, stem = name.split("__")
+        path = folder / kind / f"{stem}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def refusal(*folders: Path) -> str:
+    """What the loader says against these overlays."""
+    with pytest.raises(DraftproofError) as caught:
+        load_catalog(*folders)
+    return str(caught.value)
+
+
+Shape = tuple[str, str, str, int]
+
+
+def shapes(catalog: Catalog, study: str) -> set[Shape]:
+    return {(c.target, c.variant, c.workload, c.batch_size) for c in catalog.study_cells(study)}
+
+
+def product(targets: Mapping[str, tuple[str, ...]], sets: tuple[str, ...], sizes: tuple[int, ...]) -> set[Shape]:
+    return {(t, v, s, b) for t, variants in targets.items() for v in variants for s in sets for b in sizes}
+
+
+# -- what is shipped -------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_catalog_loads(shipped: Catalog) -> None:
+    """Every kind has entries, named like their files, and each study's hardware has limits."""
+    assert {"no_sd", "ngram", "draft_model", "eagle", "eagle3", "mtp"} <= set(shipped.variants)
+    assert {"default", "smoke", "nightly-h100", *PAPER_STUDIES} <= set(shipped.studies)
+    assert {study.hardware for study in shipped.studies.values()} <= set(shipped.thresholds)
+    for kind in ("variants", "targets", "workloads", "hardware", "studies"):
+        for name in getattr(shipped, kind):
+            assert (shipped.folders[f"{kind}/{name}"] / f"{name}.toml").is_file()
+
+
+def test_every_file_workload_is_there(shipped: Catalog) -> None:
+    for workload in shipped.workloads.values():
+        if workload.source == "file":
+            assert shipped.workload_path(workload).is_file(), workload.name
+
+
+def test_cells_of_each_study_have_unique_ids(shipped: Catalog) -> None:
+    """An id names one cell: rows that overlap do not double it."""
+    for name in shipped.studies:
+        ids = [cell.id for cell in shipped.study_cells(name)]
+        assert ids, name
+        assert [cell for cell, count in Counter(ids).items() if count > 1] == [], name
+
+
+def test_a_cell_of_two_rows_is_that_of_the_first(shipped: Catalog) -> None:
+    """The default study claims a speedup in its first row only, and that claim stays."""
+    cells = {cell.id: cell for cell in shipped.study_cells("default")}
+    assert [cell_id for cell_id, cell in cells.items() if cell.claims_speedup] == ["smollm2-135m-ngram-code_edit-b1"]
+
+
+def test_every_limit_names_its_source_and_hardware(shipped: Catalog) -> None:
+    for name, rows in shipped.thresholds.items():
+        assert name in shipped.hardware
+        assert all(row.source.strip() and row.estimator.strip() for row in rows), name
+
+
+def test_every_hardware_of_a_study_has_a_limit_for_ties(shipped: Catalog) -> None:
+    """Outputs cannot be judged without the gap within which a difference is a tie."""
+    used = {cell.hardware for name in shipped.studies for cell in shipped.study_cells(name)}
+    for name in used:
+        assert any(row.metric == "divergence_gap_nats" for row in shipped.thresholds[name]), name
+
+
+# -- the paper's studies: arXiv 2601.11580 ---------------------------------------------------------------------------
+
+
+def test_figure_1_has_the_papers_cells(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Figure 1: three targets, four data sets, batches of 1 to 128; k = 5 on InstructCoder alone."""
+    five = {(t, "ngram_k5", "instructcoder", b) for t in FIGURE_1 for b in (1, 16, 64, 128)}
+    assert shapes(shipped, "paper-fig1") == product(FIGURE_1, CHAT_SETS, (1, 16, 64, 128)) | five
+
+
+def test_figure_3_has_the_papers_cells(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Figure 3: smaller batches on AIME and GPQA, and the smallest on GLM-4.5-Air."""
+    qwen = {"qwen3-8b-thinking": ("no_sd", "ngram", "eagle3")}
+    glm = {"glm-4.5-air": ("no_sd", "ngram", "mtp")}
+    assert shapes(shipped, "paper-fig3") == (
+        product(qwen, CHAT_SETS, (1, 16, 64, 128))
+        | product(qwen, REASONING_SETS, (1, 8, 16))
+        | product(glm, REASONING_SETS, (1, 2, 4))
+    )
+
+
+def test_figure_4_has_the_papers_cells(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Figure 4: CNN/DailyMail alone, batches of 1, 64, 128 and 512."""
+    assert shapes(shipped, "paper-fig4") == product(FIGURE_1, ("cnndailymail",), (1, 64, 128, 512))
+
+
+def test_table_1_has_the_papers_batch_sizes(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Table 1: one target and one data set over the authors' six batch sizes."""
+    variants = {"llama3.1-8b": ("no_sd", "ngram", "eagle", "eagle3")}
+    assert shapes(shipped, "paper-table1") == product(variants, ("sharegpt",), (1, 8, 16, 32, 64, 128))
+
+
+@pytest.mark.parametrize("name", PAPER_STUDIES)
+def test_paper_studies_follow_the_papers_protocol(shipped: Catalog, name: str) -> None:
+    """arXiv 2601.11580: B copies of one prompt, greedy, EOS on, seed 42, bfloat16, H100, no prefix caching."""
+    study: Study = shipped.get("studies", name)
+    assert (study.batching, study.ignore_eos, study.seed) == ("identical", False, 42)
+    assert (study.sampling.temperature, study.sampling.top_p, study.sampling.top_k) == (0.0, 1.0, -1)
+    assert "2601.11580" in study.source
+    for cell in shipped.study_cells(name):
+        assert shipped.targets[cell.target].dtype == "bfloat16"
+        assert shipped.hardware[cell.hardware].engine["enable_prefix_caching"] is False
+        gpus = 4 if cell.target in ("llama3-70b", "glm-4.5-air") else 1
+        assert shipped.hardware[cell.hardware].tensor_parallel_size == gpus, cell.id
+
+
+@pytest.mark.parametrize("name", PAPER_STUDIES)
+def test_paper_studies_take_the_papers_number_of_prompts(shipped: Catalog, name: str) -> None:
+    """arXiv 2601.11580: 500 requests a data set, but 90 of AIME and 448 of GPQA-Main."""
+    for cell in shipped.study_cells(name):
+        assert cell.num_prompts == {"aime": 90, "gpqa_main": 448}.get(cell.workload, 500), cell.id
+
+
+def test_paper_studies_have_the_papers_output_limits(shipped: Catalog) -> None:
+    """arXiv 2601.11580: 8,192 tokens, 32,768 with reasoning; Llama-3-70B's context of 8,192 leaves half of that."""
+    for name in PAPER_STUDIES:
+        for cell in shipped.study_cells(name):
+            full = 32768 if name == "paper-fig3" else 8192
+            assert cell.output_tokens == (4096 if cell.target == "llama3-70b" else full), cell.id
+
+
+def test_variants_have_the_papers_k(shipped: Catalog) -> None:
+    """arXiv 2601.11580: k = 3 for every method, bonus token not counted, and n-gram also with 5; lookup of 3 to 7."""
+    used = {cell.variant for name in PAPER_STUDIES for cell in shipped.study_cells(name)} - {"no_sd"}
+    assert {name: shipped.variants[name].k for name in used} == {
+        **dict.fromkeys(("ngram", "draft_model", "eagle", "eagle3", "mtp"), 3),
+        "ngram_k5": 5,
+    }
+    for name in ("ngram", "ngram_k5"):
+        assert shipped.variants[name].options == {"prompt_lookup_min": 3, "prompt_lookup_max": 7}
+
+
+def test_drafters_are_the_papers(shipped: Catalog) -> None:
+    """arXiv 2601.11580, model pairs of the end-to-end runs."""
+    pairs = {
+        ("eagle", "llama3.1-8b"): "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
+        ("eagle3", "llama3.1-8b"): "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        ("draft_model", "llama3-70b"): "meta-llama/Llama-3.2-1B-Instruct",
+        ("eagle", "llama3-70b"): "yuhuili/EAGLE-LLaMA3-Instruct-70B",
+        ("draft_model", "qwen3-8b"): "Qwen/Qwen3-0.6B",
+        ("eagle3", "qwen3-8b"): "AngelSlim/Qwen3-8B_eagle3",
+        ("eagle3", "qwen3-8b-thinking"): "AngelSlim/Qwen3-8B_eagle3",
+        ("mtp", "glm-4.5-air"): "zai-org/GLM-4.5-Air",
+    }
+    assert {pair: shipped.variants[pair[0]].drafters[pair[1]].model for pair in pairs} == pairs
+
+
+@pytest.mark.parametrize(
+    ("workload", "dataset", "subset", "split"),
+    [
+        ("gsm8k", "openai/gsm8k", "main", "train"),
+        ("cnndailymail", "abisee/cnn_dailymail", "3.0.0", "train"),
+        ("sharegpt", "anon8231489123/ShareGPT_Vicuna_unfiltered", None, "train"),
+        ("instructcoder", "likaixin/InstructCoder", None, "train"),
+        ("aime", "AI-MO/aimo-validation-aime", None, "train"),
+        ("gpqa_main", "Idavidrein/gpqa", "gpqa_main", "train"),
+    ],
+)
+def test_data_sets_are_the_papers(
+    shipped: Catalog, workload: str, dataset: str, subset: str | None, split: str
+) -> None:
+    """arXiv 2601.11580, data sets; the authors shuffle them with seed 42."""
+    entry = shipped.workloads[workload]
+    assert (entry.dataset, entry.subset, entry.split, entry.shuffle_seed) == (dataset, subset, split, 42)
+
+
+def test_each_point_of_figure_1_informs_its_cell_once(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Figure 1: 156 points, none of which gates, and some of their values."""
+    drawn: dict[Shape, float] = {}
+    for cell in shipped.study_cells("paper-fig1"):
+        if cell.variant != "no_sd":
+            rows = [r for r in shipped.thresholds[cell.hardware] if r.metric == "speedup" and r.covers(cell)]
+            assert [row.gating for row in rows] == [False], cell.id
+            drawn[cell.target, cell.variant, cell.workload, cell.batch_size] = rows[0].limit
+    assert len(drawn) == 156
+    assert drawn["llama3.1-8b", "ngram_k5", "instructcoder", 1] == 2.099
+    assert drawn["llama3.1-8b", "eagle", "gsm8k", 128] == 1.214
+    assert drawn["llama3-70b", "draft_model", "instructcoder", 1] == 2.548
+    assert drawn["qwen3-8b", "draft_model", "sharegpt", 128] == 0.912
+    assert drawn["qwen3-8b", "ngram", "gsm8k", 128] == 0.994
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "unknown key": (
+        {"variants__mine": VARIANT + "colour = 1"},
+        ["variants/mine.toml", "`colour`", "known: drafters, forces, k, method, name, options, source, title"],
+    ),
+    "unknown key of a study's row": (
+        {"studies__mine": STUDY + "batch = 1"},
+        ["studies/mine.toml", "`batch`", "matrix", "known: batch_sizes, claims_speedup, hardware, num_prompts, output"],
+    ),
+    "unknown key of a drafter": (
+        {"variants__mine": VARIANT + '[drafters."smollm2-135m"]\nmodell = "x"'},
+        ["variants/mine.toml", "`modell`", "known: gated, model, options, revision, source"],
+    ),
+    "unknown key of a limit": (
+        {"thresholds__cpu": THRESHOLD + "batch = 1"},
+        ["thresholds/cpu.toml", "`batch`", "known: batch_sizes, claims_speedup, estimator, gating, limit, metric"],
+    ),
+    "wrong type": (
+        {"variants__mine": VARIANT.replace("k = 3", 'k = "3"')},
+        ["variants/mine.toml", "`int | null`", "`str`", "$.k"],
+    ),
+    "wrong type in a row": (
+        {"studies__mine": STUDY.replace("[1]", '["1"]')},
+        ["studies/mine.toml", "`int`", "`str`", "batch_sizes"],
+    ),
+    "missing key": ({"variants__mine": VARIANT.replace('title = "Mine"', "")}, ["variants/mine.toml", "`title`"]),
+    "a name twice in one layer": (
+        {"variants__a": VARIANT, "variants__b": VARIANT},
+        ["variants/b.toml", "'mine'", "already taken by variants/a.toml"],
+    ),
+    "a name that a file or an id could not hold": (
+        {"variants__mine": VARIANT.replace('"mine"', '"My Variant"')},
+        ["variants/mine.toml", "'My Variant'", "a-z"],
+    ),
+    "study of an unknown variant": (
+        {"studies__mine": STUDY.replace('"ngram"', '"ngramm"')},
+        ["studies/mine.toml", "matrix[0].variants", "'ngramm'", "known: ", "ngram", "no_sd"],
+    ),
+    "study of an unknown target": (
+        {"studies__mine": STUDY.replace("smollm2-135m", "smollm3")},
+        ["studies/mine.toml", "matrix[0].target", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "study of an unknown workload": (
+        {"studies__mine": STUDY.replace('"chat"', '"chatt"')},
+        ["studies/mine.toml", "matrix[0].workloads", "'chatt'", "known: ", "chat"],
+    ),
+    "study of unknown hardware": (
+        {"studies__mine": STUDY.replace('"cpu"', '"abacus"')},
+        ["studies/mine.toml", "hardware", "'abacus'", "known: ", "cpu"],
+    ),
+    "row of unknown hardware": (
+        {"studies__mine": STUDY + 'hardware = "abacus"'},
+        ["studies/mine.toml", "matrix[0].hardware", "'abacus'", "known: ", "cpu"],
+    ),
+    "drafter of an unknown target": (
+        {"variants__mine": VARIANT + '[drafters.smollm3]\nmodel = "x"'},
+        ["variants/mine.toml", "drafters", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "limit for an unknown study": (
+        {"thresholds__cpu": THRESHOLD + 'studies = ["nightly"]'},
+        ["thresholds/cpu.toml", "studies", "'nightly'", "known: ", "default"],
+    ),
+    "limit for an unknown target": (
+        {"thresholds__cpu": THRESHOLD + 'targets = ["smollm3"]'},
+        ["thresholds/cpu.toml", "targets", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "limit for an unknown variant": (
+        {"thresholds__cpu": THRESHOLD + 'variants = ["ngramm"]'},
+        ["thresholds/cpu.toml", "variants", "'ngramm'", "known: ", "ngram"],
+    ),
+    "limit for an unknown workload": (
+        {"thresholds__cpu": THRESHOLD + 'workloads = ["chatt"]'},
+        ["thresholds/cpu.toml", "workloads", "'chatt'", "known: ", "chat"],
+    ),
+    "limits of unknown hardware": (
+        {"thresholds__abacus": THRESHOLD},
+        ["thresholds/abacus.toml", "'abacus'", "known: ", "cpu"],
+    ),
+    "k of zero": ({"variants__mine": VARIANT.replace("k = 3", "k = 0")}, ["variants/mine.toml", "k must be", "got 0"]),
+    "negative k": (
+        {"variants__mine": VARIANT.replace("k = 3", "k = -1")},
+        ["variants/mine.toml", "k must be an integer of at least 1", "got -1"],
+    ),
+    "no k with speculation": (
+        {"variants__mine": VARIANT.replace("k = 3", "")},
+        ["variants/mine.toml", "k must be", "got None"],
+    ),
+    "k without speculation": (
+        {"variants__mine": VARIANT.replace('"ngram"', '"none"')},
+        ["variants/mine.toml", "k must be absent", "got 3"],
+    ),
+    "batch size of zero": (
+        {"studies__mine": STUDY.replace("[1]", "[1, 0]")},
+        ["studies/mine.toml", "batch_sizes must be integers of at least 1", "got 0"],
+    ),
+    "negative batch size": ({"studies__mine": STUDY.replace("[1]", "[-4]")}, ["studies/mine.toml", "got -4"]),
+    "no batch sizes": (
+        {"studies__mine": STUDY.replace("[1]", "[]")},
+        ["studies/mine.toml", "batch_sizes must be a non-empty list"],
+    ),
+    "no variants": (
+        {"studies__mine": STUDY.replace('["no_sd", "ngram"]', "[]")},
+        ["studies/mine.toml", "variants must be a non-empty list"],
+    ),
+    "no workloads": (
+        {"studies__mine": STUDY.replace('["chat"]', "[]")},
+        ["studies/mine.toml", "workloads must be a non-empty list"],
+    ),
+    "no rows": (
+        {"studies__mine": STUDY.split("[[")[0] + "matrix = []"},
+        ["studies/mine.toml", "matrix must be at least one row"],
+    ),
+    "no output": ({"studies__mine": STUDY.replace("= 8", "= 0")}, ["studies/mine.toml", "output_tokens", "got 0"]),
+    "no output in a row": ({"studies__mine": STUDY + "output_tokens = 0"}, ["studies/mine.toml", "output_tokens"]),
+    "negative output in a row": (
+        {"studies__mine": STUDY + "output_tokens = -5"},
+        ["studies/mine.toml", "output_tokens"],
+    ),
+    "no prompts in a row": ({"studies__mine": STUDY + "num_prompts = 0"}, ["studies/mine.toml", "num_prompts"]),
+    "no prompts in a study": (
+        {"studies__mine": STUDY.replace("[[matrix]]", "num_prompts = 0\n[[matrix]]")},
+        ["studies/mine.toml", "num_prompts"],
+    ),
+    "one rotation": (
+        {"studies__mine": STUDY.replace("[[matrix]]", "rotations = 1\n[[matrix]]")},
+        ["studies/mine.toml", "rotations must be at least 2", "got 1"],
+    ),
+    "more rotations than the most": (
+        {"studies__mine": STUDY.replace("[[matrix]]", "rotations = 4\n[[matrix]]")},
+        ["studies/mine.toml", "max_rotations must be at least rotations", "got 3"],
+    ),
+    "room for one arm": (
+        {"hardware__mine": HARDWARE.replace("= 2", "= 1")},
+        ["hardware/mine.toml", "max_live_arms must be at least 2", "got 1"],
+    ),
+    "hardware without a marker": (
+        {"hardware__mine": HARDWARE.replace('["mine"]', "[]")},
+        ["hardware/mine.toml", "markers"],
+    ),
+    "a limit without a source": (
+        {"thresholds__cpu": THRESHOLD.replace('source = "a test"', "")},
+        ["thresholds/cpu.toml", "`source`"],
+    ),
+    "a limit with a blank source": (
+        {"thresholds__cpu": THRESHOLD.replace("a test", " ")},
+        ["thresholds/cpu.toml", "source must be where the limit comes from"],
+    ),
+    "a variant without a drafter for the target": (
+        {"studies__mine": STUDY.replace('"ngram"', '"eagle3"')},
+        [
+            "studies/mine.toml",
+            "'eagle3' has no drafter for target 'smollm2-135m'",
+            "known: llama3.1-8b",
+            "variants/eagle3.toml",
+        ],
+    ),
+    "a file workload without a path": (
+        {"workloads__mine": WORKLOAD.replace('path = "prompts.jsonl"', "")},
+        ["workloads/mine.toml", "path must be"],
+    ),
+    "no TOML": ({"variants__mine": "name = "}, ["variants/mine.toml", "not valid TOML"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_message_names_the_file_the_key_and_what_is_known(tmp_path: Path, case: str) -> None:
+    """`<field> must be <rule> (got ...); known: ...`, behind the entry's own file."""
+    files, said = REFUSED[case]
+    message = refusal(overlay(tmp_path, **files))
+    assert message.startswith(said[0]), message
+    for part in said[1:]:
+        assert part in message
+
+
+def test_a_file_that_is_no_text_is_not_valid_toml(tmp_path: Path) -> None:
+    (tmp_path / "variants").mkdir()
+    (tmp_path / "variants" / "mine.toml").write_bytes(b'name = "\xff"')
+    assert refusal(tmp_path).startswith("variants/mine.toml: not valid TOML")
+
+
+def test_messages_do_not_show_where_the_folder_lies(tmp_path: Path) -> None:
+    """A report may be handed on: file names, no home folder."""
+    assert str(tmp_path) not in refusal(overlay(tmp_path, variants__mine=VARIANT + "colour = 1"))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(shipped: Catalog) -> None:
+    with pytest.raises(DraftproofError, match=r"study must be .*'defualt'.*known: default.*--sd-catalog"):
+        shipped.get("studies", "defualt")
+
+
+# -- overlays --------------------------------------------------------------------------------------------------------
+
+
+def test_an_overlay_adds_an_entry(tmp_path: Path, shipped: Catalog) -> None:
+    found = load_catalog(overlay(tmp_path, variants__mine=VARIANT, studies__mine=STUDY))
+    assert set(found.variants) == {*shipped.variants, "mine"}
+    assert [cell.id for cell in found.study_cells("mine")] == [
+        "smollm2-135m-no_sd-chat-b1",
+        "smollm2-135m-ngram-chat-b1",
+    ]
+
+
+def test_an_overlay_replaces_an_entry_of_the_same_name(tmp_path: Path, shipped: Catalog) -> None:
+    """Whatever its file is called; the other entries stay."""
+    found = load_catalog(
+        overlay(tmp_path, variants__other=VARIANT.replace('"mine"', '"ngram"').replace("k = 3", "k = 7"))
+    )
+    assert found.variants["ngram"].k == 7
+    assert {n: v for n, v in found.variants.items() if n != "ngram"} == {
+        n: v for n, v in shipped.variants.items() if n != "ngram"
+    }
+
+
+def test_the_last_overlay_wins(tmp_path: Path) -> None:
+    first = overlay(tmp_path / "a", variants__mine=VARIANT)
+    second = overlay(tmp_path / "b", variants__mine=VARIANT.replace("k = 3", "k = 5"))
+    assert load_catalog(first, second).variants["mine"].k == 5
+    assert load_catalog(second, first).variants["mine"].k == 3
+
+
+def test_limits_of_an_overlay_come_after_the_shipped_ones(tmp_path: Path, shipped: Catalog) -> None:
+    found = load_catalog(overlay(tmp_path, thresholds__cpu=THRESHOLD))
+    assert found.thresholds["cpu"][:-1] == shipped.thresholds["cpu"]
+    assert found.thresholds["cpu"][-1].source == "a test"
+
+
+def test_a_relative_workload_path_lies_beside_the_overlays_file(tmp_path: Path, shipped: Catalog) -> None:
+    found = load_catalog(overlay(tmp_path, workloads__mine=WORKLOAD))
+    assert found.workload_path(found.workloads["mine"]) == tmp_path / "workloads" / "prompts.jsonl"
+    chat = shipped.workloads["chat"]
+    assert found.workload_path(chat) == shipped.workload_path(chat)
+
+
+def test_a_replaced_workload_moves_to_the_overlay(tmp_path: Path) -> None:
+    """Its path is the overlay's, not that of the entry it replaces."""
+    found = load_catalog(overlay(tmp_path, workloads__mine=WORKLOAD.replace('"mine"', '"chat"')))
+    assert found.workload_path(found.workloads["chat"]) == tmp_path / "workloads" / "prompts.jsonl"
+
+
+def test_an_overlay_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    assert "--sd-catalog must be a folder" in refusal(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert "--sd-catalog must be a folder" in refusal(tmp_path / "file")
+
+
+@pytest.mark.parametrize("inner", ["", "variant", "variants"])
+def test_an_overlay_without_entries_is_an_error(tmp_path: Path, inner: str) -> None:
+    """An empty folder, a mistyped kind, a kind without files: else the user's entries would be missed in silence."""
+    (tmp_path / "mine" / inner).mkdir(parents=True)
+    message = refusal(tmp_path / "mine")
+    assert "'mine' holds no entries" in message
+    assert "known folders: variants, targets, workloads, hardware, studies, thresholds" in message
+
+
+def test_loading_twice_gives_the_same(tmp_path: Path, shipped: Catalog) -> None:
+    """No state is kept between loads: an overlay of one does not show in the next."""
+    load_catalog(overlay(tmp_path, variants__mine=VARIANT))
+    assert load_catalog() == shipped

@@ -1,0 +1,247 @@
+"""Rules of the verdicts, and what pytest is told."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from draftproof.analysis.stats import Ratio
+from draftproof.errors import DraftproofError
+from draftproof.gate import Verdict, gap_limit, informing, judge_determinism, judge_throughput, outcome
+from draftproof.records import FailureLine
+from draftproof.spec import Cell, Threshold
+
+
+def make_cell(**fields: Any) -> Cell:
+    given_: dict[str, Any] = {
+        "study": "s",
+        "hardware": "cpu",
+        "target": "t",
+        "variant": "ngram",
+        "workload": "w",
+        "batch_size": 4,
+        "batching": "mixed",
+        "output_tokens": 8,
+        "num_prompts": None,
+    }
+    return Cell(**(given_ | fields))
+
+
+def make_limit(limit: float = 1.0, **fields: Any) -> Threshold:
+    given_: dict[str, Any] = {"metric": "speedup", "estimator": "a ratio", "gating": True, "source": "a test"}
+    return Threshold(limit=limit, **(given_ | fields))
+
+
+def make_ratio(low: float, high: float) -> Ratio:
+    return Ratio(value=(low + high) / 2, low=low, high=high, clusters=3, method="")
+
+
+def make_failure(**fields: Any) -> FailureLine:
+    given_: dict[str, Any] = {
+        "session": 0,
+        "group": 0,
+        "target": "t",
+        "arm": "ngram",
+        "workload": None,
+        "batch_size": None,
+        "purpose": "speed",
+        "kind": "crash",
+        "message": "it fell",
+        "log_tail": "",
+    }
+    return FailureLine(**(given_ | fields))
+
+
+def throughput(
+    speedup: Ratio | None,
+    *limits: Threshold,
+    failures: list[FailureLine] | None = None,
+    cell: Cell | None = None,
+    needs_speedup: bool = True,
+) -> tuple[Verdict, str]:
+    found = judge_throughput(cell or make_cell(), speedup, list(limits), failures or [], needs_speedup=needs_speedup)
+    return found.verdict, found.reason
+
+
+# -- throughput ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.80, 0.99, "REGRESSED"),
+        (0.80, 1.00, "PASS"),
+        (0.80, 1.20, "PASS"),
+        (1.00, 1.20, "PASS"),
+        (1.10, 1.20, "PASS"),
+    ],
+    ids=["wholly below", "touching", "straddling", "from the limit on", "above"],
+)
+def test_a_speedup_regresses_only_wholly_below_its_limit(low: float, high: float, verdict: Verdict) -> None:
+    """Never cry wolf: an interval that holds the limit is no regression."""
+    assert throughput(make_ratio(low, high), make_limit(1.0))[0] == verdict
+
+
+def test_the_reason_has_the_figures_and_the_source() -> None:
+    verdict, reason = throughput(make_ratio(0.8, 0.9), make_limit(1.0, source="the paper"))
+    assert verdict == "REGRESSED"
+    assert "0.85 [0.80, 0.90]" in reason
+    assert "below 1 (the paper)" in reason
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        None,
+        make_limit(gating=False),
+        make_limit(metric="acceptance_length"),
+        make_limit(studies=["other"]),
+        make_limit(targets=["other"]),
+        make_limit(variants=["other"]),
+        make_limit(workloads=["other"]),
+        make_limit(batch_sizes=[1, 2]),
+        make_limit(claims_speedup=True),
+    ],
+    ids=["none", "informs", "metric", "study", "target", "variant", "workload", "batch size", "claims"],
+)
+def test_without_a_gating_limit_nothing_is_judged(limit: Threshold | None) -> None:
+    """However slow: shown, and never counted as passed."""
+    verdict, reason = throughput(make_ratio(0.1, 0.2), *([limit] if limit else []))
+    assert verdict == "NO_BASELINE"
+    assert "not judged" in reason
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        make_limit(studies=["s"]),
+        make_limit(targets=["x", "t"]),
+        make_limit(variants=["ngram"]),
+        make_limit(workloads=["w"]),
+        make_limit(batch_sizes=[4]),
+        make_limit(claims_speedup=False),
+    ],
+)
+def test_selectors_that_name_the_cell_cover_it(limit: Threshold) -> None:
+    assert throughput(make_ratio(0.1, 0.2), limit)[0] == "REGRESSED"
+
+
+def test_a_limit_for_claims_covers_the_cells_that_claim() -> None:
+    limit = make_limit(claims_speedup=True)
+    assert throughput(make_ratio(0.1, 0.2), limit, cell=make_cell(claims_speedup=True))[0] == "REGRESSED"
+
+
+def test_every_limit_that_covers_the_cell_must_hold() -> None:
+    """A loose one does not excuse a strict one."""
+    loose, strict = make_limit(0.5), make_limit(1.0)
+    for rows in ((loose, strict), (strict, loose)):
+        assert throughput(make_ratio(0.8, 0.9), *rows)[0] == "REGRESSED"
+
+
+def test_without_pairs_nothing_is_judged() -> None:
+    """Also where no limit covers the cell: it is the figure that is missing."""
+    assert throughput(None, make_limit())[0] == "INSUFFICIENT"
+    assert throughput(None)[0] == "INSUFFICIENT"
+
+
+def test_the_reference_itself_needs_no_speedup() -> None:
+    assert throughput(None, make_limit(), needs_speedup=False)[0] == "PASS"
+
+
+@pytest.mark.parametrize("needs_speedup", [True, False])
+def test_a_failure_goes_before_all(needs_speedup: bool) -> None:
+    """An arm that fell is no regression and no missing figure; the reason says which and why."""
+    verdict, reason = throughput(make_ratio(2, 3), make_limit(), failures=[make_failure()], needs_speedup=needs_speedup)
+    assert (verdict, reason) == ("FAILED", "arm 'ngram' (crash): it fell")
+
+
+@pytest.mark.parametrize("purpose", ["stages", "trace"])
+def test_a_failure_of_another_purpose_is_not_the_throughputs(purpose: str) -> None:
+    """A stage clock that cannot be had takes nothing from the speedup, nor from the outputs."""
+    failures = [make_failure(purpose=purpose)]
+    assert throughput(make_ratio(1.1, 1.2), make_limit(), failures=failures)[0] == "PASS"
+    assert judge_determinism({"identical": 1}, failures).verdict == "PASS"
+
+
+# -- determinism -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("causes", "verdict", "said"),
+    [
+        ({"identical": 8}, "PASS", "8 identical of 8"),
+        ({"identical": 6, "near_tie": 2}, "PASS", "6 identical, 2 near tie of 8"),
+        ({"near_tie": 8}, "PASS", "8 near tie of 8"),
+        ({"identical": 7, "divergent": 1}, "FAILED", "1 divergent, 7 identical of 8"),
+        ({"divergent": 1, "inconclusive": 7}, "FAILED", "of 8"),
+        ({"identical": 7, "inconclusive": 1}, "UNSTABLE", "does not repeat itself"),
+        ({}, "INSUFFICIENT", "no outputs"),
+        ({"identical": 0, "divergent": 0}, "INSUFFICIENT", "no outputs"),
+        ({"identical": 3, "divergent": 0, "inconclusive": 0}, "PASS", "of 3"),
+    ],
+)
+def test_the_table_of_determinism(causes: dict[str, int], verdict: Verdict, said: str) -> None:
+    """One divergent output is enough; nothing to compare is no pass."""
+    found = judge_determinism(causes, [])
+    assert found.verdict == verdict
+    assert said in found.reason
+
+
+def test_a_failed_arm_has_no_outputs_to_judge() -> None:
+    assert judge_determinism({"identical": 8}, [make_failure()]).verdict == "FAILED"
+
+
+# -- pytest's outcomes -----------------------------------------------------------------------------------------------
+
+OUTCOMES = {
+    "PASS": ("passed", "passed"),
+    "IMPROVED": ("passed", "passed"),
+    "REGRESSED": ("failed", "failed"),
+    "FAILED": ("failed", "failed"),
+    "UNSTABLE": ("skipped", "failed"),
+    "INSUFFICIENT": ("skipped", "failed"),
+    "INCOMPARABLE": ("skipped", "failed"),
+    "NO_BASELINE": ("skipped", "failed"),
+}
+
+
+def test_every_verdict_has_an_outcome() -> None:
+    assert set(OUTCOMES) == set(get_args(Verdict))
+
+
+@pytest.mark.parametrize("verdict", get_args(Verdict))
+def test_each_verdict_has_one_outcome(verdict: Verdict) -> None:
+    """What was not judged is skipped in a plain run, failed under `--sd-gate`, and never passed."""
+    assert (outcome(verdict, gating=False), outcome(verdict, gating=True)) == OUTCOMES[verdict]
+
+
+# -- limits that are looked up ---------------------------------------------------------------------------------------
+
+
+def test_the_gap_of_a_tie_is_a_row_of_the_limits() -> None:
+    assert gap_limit([make_limit(), make_limit(0.25, metric="divergence_gap_nats")]) == 0.25
+
+
+def test_the_last_row_for_ties_counts() -> None:
+    """The user's overlay comes after ours."""
+    rows = [make_limit(gap, metric="divergence_gap_nats") for gap in (0.25, 0.1)]
+    assert gap_limit(rows) == 0.1
+
+
+@pytest.mark.parametrize("rows", [[], [make_limit()]])
+def test_without_a_row_for_ties_nothing_can_be_judged(rows: list[Threshold]) -> None:
+    with pytest.raises(DraftproofError, match=r"'divergence_gap_nats'; add one with its source to fixtures/thresholds"):
+        gap_limit(rows)
+
+
+def test_limits_that_inform_are_told_beside_the_figure() -> None:
+    rows = [
+        make_limit(1.5, gating=False, source="the paper", estimator="mean of ratios"),
+        make_limit(1.0),
+        make_limit(1.7, gating=False, workloads=["other"]),
+        make_limit(2.5, gating=False, metric="acceptance_length"),
+    ]
+    assert informing(make_cell(), {"speedup": 1.234}, rows) == ["speedup 1.234 beside 1.5 (the paper; mean of ratios)"]
+    assert informing(make_cell(), {"speedup": None}, rows) == []
+    assert informing(make_cell(), {}, rows) == []

@@ -1,0 +1,414 @@
+"""Rules of the reports: all cells are there, nothing foreign is loaded, untrusted text stays text."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from draftproof.analysis.acceptance import Acceptance
+from draftproof.analysis.stages import StageSums
+from draftproof.analysis.stats import Ratio
+from draftproof.analysis.tokendiff import Comparison
+from draftproof.gate import Judgement, Verdict
+from draftproof.records import SCHEMA_VERSION, ArmLine, FailureLine, RunHeader
+from draftproof.report import view
+from draftproof.report.html import VERDICTS, Interval, engines, interval_plot, render_html, token, visible
+from draftproof.report.markdown import render_markdown
+from draftproof.results import AaResult, CellResult, Floor, RunResults, Sameness
+from draftproof.spec import Cell, MatrixRow, Study
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "]]></style></svg><script>alert(1)</script>",
+    "javascript:alert(1)",
+    "&lt;script&gt;",
+    "| a | b |\n| --- | --- |",
+    "``` ` `` <b>",
+    "[text](https://evil.example) ![i](https://evil.example/i.png)",
+    "abc\N{RIGHT-TO-LEFT OVERRIDE}def",
+    "\x00\x1b[31mred\x07\r\n",
+    "e" + "\N{COMBINING ACUTE ACCENT}" * 500,
+    "\ud800",
+]
+
+
+def ratio(value: float = 1.5, low: float = 1.4, high: float = 1.6) -> Ratio:
+    return Ratio(value=value, low=low, high=high, clusters=3, method="jackknife over prompt sets, t quantile")
+
+
+def failure(**changes: Any) -> FailureLine:
+    line = FailureLine(session=0, group=0, target="tiny", arm="ngram", workload=None, batch_size=None, purpose="speed",
+                       kind="crash", message="arm 'ngram' ended during 'load'", log_tail="Traceback\n  ValueError: x")
+    return msgspec.structs.replace(line, **changes)
+
+
+def difference(left: str = " the", right: str = " a", **changes: Any) -> Comparison:
+    found = Comparison(rotation=0, request=0, prompt_id="p0", position=3, tokens_at_risk=4, cause="near_tie",
+                       gap_nats=0.01, texts=(left, right))
+    return msgspec.structs.replace(found, **changes)
+
+
+def sameness(*differences: Comparison) -> Sameness:
+    floor = Floor(requests=12, repeat_identical=12, aa_identical=11, variant_repeat_identical=12)
+    return Sameness(requests=12, identical=12 - len(differences), share=1.0, share_low=0.75, share_high=1.0,
+                    causes={"near_tie": len(differences)}, differences=list(differences), floor=floor)
+
+
+def cell(variant: str = "ngram", workload: str = "chat", batch_size: int = 1, *, verdict: Verdict = "PASS",
+         reason: str = "within the limit", target: str = "tiny", **changes: Any) -> CellResult:
+    what = Cell(study="default", hardware="cpu", target=target, variant=variant, workload=workload,
+                batch_size=batch_size, batching="mixed", output_tokens=64, num_prompts=None)
+    acceptance = Acceptance(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=150, length=2.5, rate=0.5,
+                            per_position=[0.8, 0.5, 0.2], tokens_per_step=2.1)
+    stages = StageSums(seconds={"draft": 1.0, "verify": 6.0, "sample": 1.0, "overhead": 2.0, "prefill": 1.0},
+                       lm_head_s=1.0, unattributed_s=0.5, decode_steps=40, prefill_steps=2)
+    result = CellResult(
+        cell=what, build="new", arm=variant, base_arm="no_sd", pairs=3, tokens_per_s=90.0, base_tokens_per_s=60.0,
+        speedup=ratio(), build_ratio=None, acceptance=acceptance, sameness=sameness(), stages=stages, stage_rounds=[],
+        problems=[], failures=[], throughput=Judgement(verdict=verdict, reason=reason),
+        determinism=Judgement(verdict="PASS", reason="12 identical of 12"), informing=[],
+    )
+    return msgspec.structs.replace(result, **changes)
+
+
+def reference(workload: str = "chat", batch_size: int = 1) -> CellResult:
+    return cell("no_sd", workload, batch_size, reason="the reference itself", speedup=None, acceptance=None,
+                sameness=None, pairs=0)
+
+
+def broken(variant: str = "draft_model", **changes: Any) -> CellResult:
+    return cell(variant, verdict="FAILED", reason="arm did not start", speedup=None, acceptance=None, sameness=None,
+                stages=None, tokens_per_s=None, base_tokens_per_s=None, pairs=0, **{"failures": [failure()], **changes})
+
+
+def arm(name: str = "ngram", **changes: Any) -> ArmLine:
+    line = ArmLine(
+        session=0, group=0, arm=name, target="tiny", variant=name, role="run", build="new", target_sha256="ab" * 32,
+        load_s=12.34, config_sha256="cd" * 32, speculative_config={"method": name, "num_speculative_tokens": 3},
+        resolved={"dtype": "bfloat16", "max_model_len": 512, "async_scheduling": False},
+        environment={"vllm": "0.32.0", "torch": "2.9.0", "python": "3.11.2", "cpu": "AMD EPYC", "threads": 2,
+                     "gpus": [], "preloads": ["libtcmalloc_minimal.so.4"],
+                     "variables": {"VLLM_CPU_KVCACHE_SPACE": "2"}})
+    return msgspec.structs.replace(line, **changes)
+
+
+def run(*cells: CellResult, **changes: Any) -> RunResults:
+    results = RunResults(run_id="default-20260101-000000", study="default", title="n-gram against no speculation",
+                         finished=True, partial="", cells=list(cells), aa=[], arms=[arm("no_sd"), arm()], skipped={},
+                         notes=[])
+    return msgspec.structs.replace(results, **changes)
+
+
+def header(**changes: Any) -> RunHeader:
+    study = Study(name="default", title="n-gram against no speculation", hardware="cpu", output_tokens=64,
+                  matrix=[MatrixRow(target="tiny", variants=["ngram"], workloads=["chat"], batch_sizes=[1])])
+    line = RunHeader(schema_version=SCHEMA_VERSION, run_id="default-20260101-000000", plan_sha256="ef" * 32,
+                     study=study, cells=[], machine={"cpu": "AMD EPYC", "node": "secret-host"}, overlays=[],
+                     builds=["new"])
+    return msgspec.structs.replace(line, **changes)
+
+
+class Page(HTMLParser):
+    """A strict reader: every tag closes in order, every id is used once; collects text, links and tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+    def values(self, *names: str) -> list[str]:
+        return [value for name, value in self.attributes if name in names]
+
+
+def page(results: RunResults, of: RunHeader | None = None) -> Page:
+    """Render, and check what holds for every page."""
+    text = render_html(results, of or header())
+    assert text.startswith("<!DOCTYPE html>")
+    found = Page(text)
+    assert not {"script", "img", "iframe", "object", "embed", "base", "form"} & set(found.tags)
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("src", "srcset", "action")]
+    ids = found.values("id")
+    assert len(ids) == len(set(ids))
+    for link in found.values("href", "xlink:href"):
+        assert link == "data:," or link.removeprefix("#") in ids, link
+    assert set(" ".join(found.values("aria-labelledby")).split()) <= set(ids)
+    style = text[text.index("<style>"):text.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    return found
+
+
+def markdown_tags(text: str) -> set[str]:
+    """Kinds of everything in a Markdown text, with raw HTML allowed and tables on."""
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+    return {child.type for outer in tokens for child in [outer, *(outer.children or [])]}
+
+
+FULL = run(
+    reference(), cell(sameness=sameness(difference()), informing=["speedup 1.500 beside 1.284 (paper; ratio of means)"],
+                      problems=["ngram, chat b1, rotation 0, pass 1: 5 tokens accepted of 4 drafted"]),
+    cell("eagle", "code_edit", 16, verdict="REGRESSED", speedup=ratio(0.6, 0.5, 0.7)), broken(),
+    aa=[AaResult(target="tiny", workload="chat", batch_size=1, ratio=ratio(1.0, 0.98, 1.02))],
+    skipped={"tiny-mtp-chat-b1": "needs a target with an MTP head"}, notes=["chat: 2 prompts were left out"],
+)
+
+
+def test_everything_that_the_records_hold_is_on_the_page() -> None:
+    found = page(FULL)
+    for what in [
+        view.headline(FULL), view.environment_line(FULL), "1.50x [1.40, 1.60]", "90.0", "2.50", "2.10", "12/12",
+        "repeat 12/12, 2nd process 11/12", "REGRESSED", "FAILED", "within the limit", "5 tokens accepted of 4 drafted",
+        "speedup 1.500 beside 1.284", "arm 'ngram' ended during 'load'", "ValueError: x", "chat b1: 1.00x [0.98, 1.02]",
+        "60.0 %", "0.80, 0.50, 0.20", "150 of 300", "near tie", "tiny-mtp-chat-b1", "needs a target with an MTP head",
+        "chat: 2 prompts were left out", "VLLM_CPU_KVCACHE_SPACE", "max_model_len", "num_speculative_tokens",
+        "speedup over no speculation", "jackknife over prompt sets",
+    ]:
+        assert what in found.text, what
+    assert "PARTIAL" not in found.text
+    assert "New build against base build" not in found.text
+
+
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_every_cell_is_named(render: Any) -> None:
+    text = render(FULL, header()).replace("\\_", "_")
+    for result in FULL.cells:
+        assert result.arm == result.base_arm or result.cell.id in text
+    assert render is render_markdown or all(result.cell.id in text for result in FULL.cells)
+
+
+NEVER_DRAFTED = Acceptance(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, length=None, rate=None,
+                           per_position=[], tokens_per_step=None)
+
+
+@pytest.mark.parametrize("results", [
+    pytest.param(run(arms=[]), id="no cells"),
+    pytest.param(run(arms=[], finished=False, partial="the budget was spent"), id="no cells, unfinished"),
+    pytest.param(run(cell()), id="one cell"),
+    pytest.param(run(reference()), id="no-SD alone"),
+    pytest.param(run(broken(), arms=[]), id="failed before anything started"),
+    pytest.param(run(cell(speedup=None, verdict="INSUFFICIENT"), finished=False), id="no interval yet"),
+    pytest.param(run(cell(acceptance=NEVER_DRAFTED)), id="never drafted"),
+    pytest.param(run(cell(sameness=sameness(difference(gap_nats=None, texts=None)))), id="not scored"),
+    pytest.param(run(cell(), cell(target="other")), id="two targets"),
+    pytest.param(FULL, id="full"),
+])
+def test_renders(results: RunResults) -> None:
+    found = page(results)
+    assert ("PARTIAL run" in found.text) == (not results.finished)
+    assert results.partial in found.text
+    assert results.cells or "No cell was run" in found.text
+    text = render_markdown(results, header())
+    assert ("Partial run" in text) == (not results.finished)
+    assert not {"html_inline", "html_block"} & markdown_tags(text)
+
+
+def test_a_partial_run_says_so_and_why() -> None:
+    found = page(run(cell(), finished=False, partial="the budget of 330 s was spent"))
+    assert "PARTIAL run: the budget of 330 s was spent" in found.text
+
+
+def hostile_run(text: str) -> RunResults:
+    """The text wherever a string of a run could come from outside."""
+    return run(
+        cell(reason=text, sameness=sameness(difference(text, text, prompt_id=text)), problems=[text], informing=[text],
+             failures=[failure(kind=text, message=text, log_tail=text)]),
+        title=text, finished=False, partial=text, skipped={text: text}, notes=[text],
+        arms=[arm(environment={"vllm": text, "variables": {text: text}}, resolved={text: text},
+                  speculative_config={text: [text]})])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_untrusted_text_stays_text(text: str) -> None:
+    plain = page(hostile_run("harmless"))
+    found = page(hostile_run(text))
+    known = {"span", "i", "code"}  # of tokens only: named characters, an empty token
+    assert [tag for tag in found.tags if tag not in known] == [tag for tag in plain.tags if tag not in known]
+    odd = [char for char in found.text if not (char.isprintable() or char in "\n\t")]
+    assert not odd
+    render_html(hostile_run(text), header()).encode()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_untrusted_text_stays_text_in_markdown(text: str) -> None:
+    shown = render_markdown(hostile_run(text), header())
+    shown.encode()
+    assert not {"html_inline", "html_block", "link_open", "image", "fence"} & markdown_tags(shown)
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    table = [line for line in shown.splitlines() if "near" in line and line.startswith("|")]
+    assert len(table) == 1
+    assert len(re.findall(r"(?<!\\)\|", table[0])) == len(view.DIFFERENCE_HEAD) + 1
+
+
+@pytest.mark.parametrize("text", ["@someone", "https://evil.example", "www.evil.example", "a@b.example", "#1", "$x$"])
+def test_a_token_pings_nobody_and_links_nowhere_in_markdown(text: str) -> None:
+    """Mentions and bare addresses become links on forges, unless they stand in a code span."""
+    shown = render_markdown(run(cell(sameness=sameness(difference(text, "`" + text)))), header())
+    row = next(line for line in shown.splitlines() if line.startswith("|") and "near" in line)
+    tokens = MarkdownIt("commonmark").parseInline(row)[0].children or []
+    assert not [t for t in tokens if t.type != "code_inline" and text in t.content]
+    assert [t.content for t in tokens if t.type == "code_inline"] == [repr(text), repr("`" + text)]
+
+
+def test_a_token_shows_what_cannot_be_seen() -> None:
+    found = page(run(cell(sameness=sameness(difference("a\N{RIGHT-TO-LEFT OVERRIDE}b", "\n")))))
+    assert "aU+202Eb" in found.text
+    assert "U+000A" in found.text
+    assert "RIGHT-TO-LEFT OVERRIDE" in found.values("title")
+    assert visible("x\N{RIGHT-TO-LEFT OVERRIDE}\x1b") == "x[U+202E][U+001B]"
+    assert "nothing" in token("")
+
+
+def test_long_texts_are_cut_with_a_note() -> None:
+    long = "<" * 100_000
+    text = render_html(hostile_run(long), header())
+    assert "99,880 more characters" in text
+    assert len(text) < 1_000_000
+    table = render_markdown(run(cell(sameness=sameness(difference(long, "a")))), header())
+    assert "cut: 99940 more characters" in table
+    assert len(table) < 10_000
+
+
+@given(st.text(st.characters(codec=None), max_size=40))
+def test_any_token_is_harmless(text: str) -> None:
+    """Escaped, printable, nothing but the named characters' own tags; no ordinary character is lost."""
+    found = Page(str(token(text)))
+    assert set(found.tags) <= {"code", "span", "i"}
+    assert all(char.isprintable() for char in found.text)
+    if text and text.isascii() and text.isprintable():
+        assert found.text == text
+
+
+def test_a_log_keeps_its_end_and_one_log_is_shown_once() -> None:
+    log = "first line\n" + "x" * 20_000 + "\nlast line"
+    shared = failure(arm="no_sd", log_tail=log)
+    found = page(run(*[broken(name, failures=[shared]) for name in ("a", "b", "c")]))
+    assert found.text.count("last line") == 1
+    assert "first line" not in found.text
+    assert "tiny-a-chat-b1, tiny-b-chat-b1, tiny-c-chat-b1" in found.text
+
+
+def test_no_host_name_and_no_home_path() -> None:
+    """Records hold none; a report does not pass on what slipped in all the same."""
+    where = arm(environment={"vllm": "0.32.0", "hostname": "secret-host", "user": "alice"})
+    log = "File /home/alice/vllm/x.py\n/Users/alice/y.py\n/root/z.py"
+    text = render_html(run(broken(failures=[failure(log_tail=log)]), arms=[where]), header())
+    for secret in ("secret-host", "alice", "/root"):
+        assert secret not in text
+    assert "~/vllm/x.py" in text
+
+
+def test_two_builds_are_told_apart_and_their_ratio_is_shown() -> None:
+    cells = [cell(build_ratio=ratio(1.02, 1.01, 1.03)), cell(build="base", arm="base:ngram", base_arm="base:no_sd")]
+    found = page(run(*cells, arms=[arm(), arm("base:ngram", build="base")]), header(builds=["new", "base"]))
+    assert "1.02x [1.01, 1.03]" in found.text
+    assert "ngram (base build)" in found.text
+
+
+def test_verdicts_are_words_and_all_have_a_meaning() -> None:
+    assert set(VERDICTS) == set(get_args(Verdict))
+    found = page(run(*[cell(f"v{index}", verdict=word) for index, word in enumerate(VERDICTS)]))
+    for word, (_, _, meaning) in VERDICTS.items():
+        assert found.text.count(word) >= 2
+        assert meaning in found.text
+
+
+def test_three_hundred_cells_stay_small() -> None:
+    log = "x" * 4000
+    cells = [cell(f"variant_{index % 10}", f"workload_{index // 10}", 2 ** (index % 8), reason="r" * 300,
+                  problems=["p" * 300] * 50, failures=[failure(log_tail=log)] if index % 2 else [],
+                  sameness=sameness(*[difference(f"left {index}", "\x00" * 40) for _ in range(12)]))
+             for index in range(300)]
+    results = run(*cells, arms=[arm(f"variant_{index}", load_s=float(index)) for index in range(100)])
+    text = render_html(results, header())
+    assert len(text.encode()) < 2_500_000
+    found = Page(text)
+    assert all(result.cell.id in found.text for result in cells)
+    assert "50 of 3600" in found.text
+    assert "and 288 more" in found.text
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------------
+
+
+def plot_rows(*ratios: Ratio | None) -> list[Interval]:
+    plot = interval_plot([(str(index), cell(speedup=found)) for index, found in enumerate(ratios)])
+    assert plot is not None
+    return plot.rows
+
+
+def test_the_plot_orders_and_names_intervals() -> None:
+    faster, slower, unclear = plot_rows(ratio(2.0, 1.5, 2.5), ratio(0.5, 0.4, 0.6), ratio(1.0, 0.9, 1.1))
+    assert (faster.tone, slower.tone, unclear.tone) == ("faster", "slower", "unclear")
+    assert slower.low < slower.value < slower.high < unclear.value < faster.low < faster.value < faster.high
+    assert [faster.low_cut, faster.high_cut] == [False, False]
+
+
+def test_the_plot_has_a_line_at_one_and_leaves_out_no_sd() -> None:
+    assert interval_plot([("x", reference())]) is None
+    assert interval_plot([]) is None
+    plot = interval_plot([("x", reference()), ("y", cell()), ("z", cell(speedup=None))])
+    assert plot is not None
+    assert (plot.one, "1") in plot.ticks
+    assert (len(plot.rows), plot.left_out) == (1, 1)
+
+
+positive = st.floats(min_value=0, max_value=1e300, exclude_min=True, allow_subnormal=False)
+
+
+@given(st.lists(st.tuples(positive, positive, positive).map(sorted), min_size=1, max_size=8), st.booleans())
+def test_the_plot_stays_within_its_frame(ratios: list[list[float]], endless: bool) -> None:
+    """However wild the intervals, an end without a bound included."""
+    found = [ratio(value, low, float("inf") if endless else high) for low, value, high in ratios]
+    plot = interval_plot([("x", cell(speedup=one)) for one in found])
+    assert plot is not None
+    for row in plot.rows:
+        assert 0 <= row.low <= row.value <= row.high <= 100
+    places = [at for at, _ in plot.ticks]
+    assert places == sorted(places)
+    assert all(b - a >= 8.9 for a, b in itertools.pairwise(places))
+
+
+# -- arms --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_arms_share_is_said_once() -> None:
+    other = arm("no_sd", resolved={"dtype": "bfloat16", "async_scheduling": True})
+    shared, arms = engines([other, arm(), arm(load_s=20.0)])
+    assert dict(shared)["dtype"] == "bfloat16"
+    assert "async_scheduling" not in dict(shared)
+    assert [(one.title.split(":")[0], one.loads) for one in arms] == [("no_sd", [12.34]), ("ngram", [12.34, 20.0])]
+    assert dict(arms[1].facts)["async_scheduling"] == "false"

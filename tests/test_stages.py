@@ -1,0 +1,94 @@
+"""Rules of the stage sums: every second of a decode step has one stage, and prefill is kept apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftproof.analysis.stages import OVERHEAD_PARTS, STAGES, sum_stages
+from draftproof.tables import PARTS_S
+
+
+def make_step(kind: str = "decode", **seconds: float) -> dict[str, Any]:
+    """A step of 20 s: draft 2, forward 8, LM head 1, sample 3, scopes of overhead 1 each, and 1 unclaimed."""
+    given_: dict[str, float] = {
+        "step_s": 20.0,
+        "draft_s": 2.0,
+        "forward_s": 8.0,
+        "lm_head_s": 1.0,
+        "sample_s": 3.0,
+        **dict.fromkeys(OVERHEAD_PARTS, 1.0),
+    }
+    return {"kind": kind, "requests": 1, "rows": 4, "draft_tokens": 3, "kv_tokens": 10, **given_, **seconds}
+
+
+def test_steps_are_those_that_are_stored() -> None:
+    """The factory has the columns of the Parquet table: a renamed one would break the sums."""
+    assert set(PARTS_S) == {name for name in make_step() if name.endswith("_s")}
+
+
+def test_one_step_by_hand() -> None:
+    """Verify holds the LM head; overhead is what the other stages leave of the step."""
+    found = sum_stages([make_step()])
+    assert found.seconds == {"draft": 2.0, "verify": 9.0, "sample": 3.0, "overhead": 6.0, "prefill": 0.0}
+    assert (found.lm_head_s, found.unattributed_s) == (1.0, 1.0)
+    assert (found.decode_steps, found.prefill_steps) == (1, 0)
+
+
+def test_steps_add_up() -> None:
+    found = sum_stages([make_step(), make_step(draft_s=0.0), make_step(step_s=30.0)])
+    assert found.seconds == {"draft": 4.0, "verify": 27.0, "sample": 9.0, "overhead": 30.0, "prefill": 0.0}
+    assert found.unattributed_s == pytest.approx(1.0 + 3.0 + 11.0)
+    assert found.decode_steps == 3
+
+
+@pytest.mark.parametrize("kind", ["prefill", "mixed"])
+def test_a_step_with_prompt_tokens_is_prefill_whole(kind: str) -> None:
+    """Its parts are in no other stage, nor in the shares."""
+    alone, both = sum_stages([make_step()]), sum_stages([make_step(), make_step(kind, step_s=50.0)])
+    assert both.seconds == alone.seconds | {"prefill": 50.0}
+    assert (both.lm_head_s, both.unattributed_s) == (alone.lm_head_s, alone.unattributed_s)
+    assert (both.decode_steps, both.prefill_steps) == (1, 1)
+    assert both.shares() == alone.shares()
+
+
+def test_shares_by_hand() -> None:
+    assert sum_stages([make_step()]).shares() == pytest.approx(
+        {"draft": 0.1, "verify": 0.45, "sample": 0.15, "overhead": 0.3}
+    )
+
+
+def test_nothing_unattributed_where_scopes_claim_all() -> None:
+    assert sum_stages([make_step(step_s=19.0)]).unattributed_s == 0.0
+
+
+@pytest.mark.parametrize("steps", [[], [make_step("prefill")]], ids=["none", "prefill only"])
+def test_without_decode_steps_there_are_no_shares(steps: list[dict[str, Any]]) -> None:
+    found = sum_stages(steps)
+    assert found.shares() == {}
+    assert set(found.seconds) == set(STAGES)
+    assert found.decode_steps == 0
+
+
+SECONDS = st.floats(1e-6, 1.0)
+
+
+@st.composite
+def stored_steps(draw: st.DrawFn) -> dict[str, Any]:
+    parts = {name: draw(SECONDS) for name in PARTS_S if name != "step_s"}
+    return make_step(draw(st.sampled_from(["decode", "prefill"])), step_s=sum(parts.values()) + draw(SECONDS), **parts)
+
+
+@given(st.lists(stored_steps(), max_size=6))
+def test_no_second_is_lost_or_counted_twice(steps: list[dict[str, Any]]) -> None:
+    """The stages add up to the steps' time, the shares to 1, and no order matters."""
+    found = sum_stages(steps)
+    assert sum(found.seconds.values()) == pytest.approx(sum(step["step_s"] for step in steps))
+    assert found.decode_steps + found.prefill_steps == len(steps)
+    assert all(value >= 0 for value in found.seconds.values())
+    if found.decode_steps:
+        assert sum(found.shares().values()) == pytest.approx(1.0)
+    assert sum_stages(steps[::-1]).seconds == pytest.approx(found.seconds)
