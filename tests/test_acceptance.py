@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof.analysis.acceptance import acceptance_of, engine_steps, soundness
-from draftproof.records import BlockLine, Output
+from draftproof.records import Output
+from tests.factories import make_block
 
 
 def make_output(tokens: int, accepted: list[int] | None = None, drafted: list[int] | None = None) -> Output:
@@ -19,32 +20,7 @@ def make_output(tokens: int, accepted: list[int] | None = None, drafted: list[in
     )
 
 
-def make_block(**fields: Any) -> BlockLine:
-    """A block of two requests, k = 3: their 5 drafts had 3, 0, 1 and 2, 1 tokens accepted of 3 each."""
-    given_: dict[str, Any] = {
-        "session": 0,
-        "group": 0,
-        "target": "t",
-        "workload": "w",
-        "batch_size": 2,
-        "rotation": 1,
-        "pass_index": 0,
-        "order": 0,
-        "arm": "ngram",
-        "purpose": "speed",
-        "seconds": 1.0,
-        "requests": 2,
-        "prompt_tokens": 8,
-        "output_tokens": 16,
-        "num_drafts": 5,
-        "num_draft_tokens": 15,
-        "num_accepted_tokens": 7,
-        "num_accepted_tokens_per_pos": [4, 2, 1],
-    }
-    return BlockLine(**(given_ | fields))
-
-
-# 8 tokens each: 1 of the prefill, 3 + 0 + 1 accepted and 3 of their own; 1, 2 + 1 accepted, 2, and 2 without a draft.
+# The requests of `make_block()`, 8 tokens each: 1 of the prefill, 3 + 0 + 1 accepted and 3 of their own; 1, 2 + 1 accepted, 2, and 2 without a draft.
 OUTPUTS = [make_output(8, [3, 0, 1]), make_output(8, [2, 1])]
 
 
@@ -188,12 +164,12 @@ def test_each_planted_fault_is_named(fault: str) -> None:
     changes, outputs, said = FAULTS[fault]
     problems = soundness(make_block(**changes), outputs, 8)
     assert any(said in problem for problem in problems), problems
-    assert all(problem.startswith("ngram, w b2, rotation 1, pass 0: ") for problem in problems)
+    assert all(problem.startswith("ngram, w b2, rotation 0, pass 0: ") for problem in problems)
 
 
-def test_counters_without_any_draft_of_a_request_are_named() -> None:
-    """vLLM counted drafts, and no request shows one: the per-request record is broken."""
-    assert soundness(make_block(), [make_output(8), make_output(8)], 8) != []
+def test_an_engine_without_per_request_steps_is_sound() -> None:
+    """Its counters stand alone: older versions of vLLM do not say what a request drafted."""
+    assert soundness(make_block(), [make_output(8), make_output(8)], 8) == []
 
 
 def test_a_step_that_accepts_more_than_it_drafted_is_named() -> None:

@@ -11,21 +11,7 @@ from draftproof.errors import DraftproofError
 from draftproof.gate import Verdict, gap_limit, informing, judge_determinism, judge_throughput, outcome
 from draftproof.records import FailureLine
 from draftproof.spec import Cell, Threshold
-
-
-def make_cell(**fields: Any) -> Cell:
-    given_: dict[str, Any] = {
-        "study": "s",
-        "hardware": "cpu",
-        "target": "t",
-        "variant": "ngram",
-        "workload": "w",
-        "batch_size": 4,
-        "batching": "mixed",
-        "output_tokens": 8,
-        "num_prompts": None,
-    }
-    return Cell(**(given_ | fields))
+from tests.factories import make_cell, make_failure
 
 
 def make_limit(limit: float = 1.0, **fields: Any) -> Threshold:
@@ -37,30 +23,17 @@ def make_ratio(low: float, high: float) -> Ratio:
     return Ratio(value=(low + high) / 2, low=low, high=high, clusters=3, method="")
 
 
-def make_failure(**fields: Any) -> FailureLine:
-    given_: dict[str, Any] = {
-        "session": 0,
-        "group": 0,
-        "target": "t",
-        "arm": "ngram",
-        "workload": None,
-        "batch_size": None,
-        "purpose": "speed",
-        "kind": "crash",
-        "message": "it fell",
-        "log_tail": "",
-    }
-    return FailureLine(**(given_ | fields))
-
-
 def throughput(
     speedup: Ratio | None,
     *limits: Threshold,
     failures: list[FailureLine] | None = None,
+    unlike: list[str] | None = None,
     cell: Cell | None = None,
     needs_speedup: bool = True,
 ) -> tuple[Verdict, str]:
-    found = judge_throughput(cell or make_cell(), speedup, list(limits), failures or [], needs_speedup=needs_speedup)
+    found = judge_throughput(
+        cell or make_cell(), speedup, list(limits), failures or [], unlike or [], needs_speedup=needs_speedup
+    )
     return found.verdict, found.reason
 
 
@@ -100,7 +73,7 @@ def test_the_reason_has_the_figures_and_the_source() -> None:
         make_limit(targets=["other"]),
         make_limit(variants=["other"]),
         make_limit(workloads=["other"]),
-        make_limit(batch_sizes=[1, 2]),
+        make_limit(batch_sizes=[1, 4]),
         make_limit(claims_speedup=True),
     ],
     ids=["none", "informs", "metric", "study", "target", "variant", "workload", "batch size", "claims"],
@@ -119,7 +92,7 @@ def test_without_a_gating_limit_nothing_is_judged(limit: Threshold | None) -> No
         make_limit(targets=["x", "t"]),
         make_limit(variants=["ngram"]),
         make_limit(workloads=["w"]),
-        make_limit(batch_sizes=[4]),
+        make_limit(batch_sizes=[2]),
         make_limit(claims_speedup=False),
     ],
 )
@@ -161,7 +134,22 @@ def test_a_failure_of_another_purpose_is_not_the_throughputs(purpose: str) -> No
     """A stage clock that cannot be had takes nothing from the speedup, nor from the outputs."""
     failures = [make_failure(purpose=purpose)]
     assert throughput(make_ratio(1.1, 1.2), make_limit(), failures=failures)[0] == "PASS"
-    assert judge_determinism({"identical": 1}, failures).verdict == "PASS"
+    assert judge_determinism({"identical": 1}, failures, []).verdict == "PASS"
+
+
+def test_arms_that_differ_in_a_held_field_are_not_compared() -> None:
+    """Whatever the figures say, good or bad: the reason names the fields."""
+    for ratio in (make_ratio(0.1, 0.2), make_ratio(2, 3), None):
+        verdict, reason = throughput(ratio, make_limit(), unlike=["dtype: a, b", "threads: 1, 2"])
+        assert verdict == "INCOMPARABLE"
+        assert reason.endswith("dtype: a, b; threads: 1, 2")
+    assert judge_determinism({"identical": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
+    assert judge_determinism({"divergent": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
+
+
+def test_a_failure_goes_before_a_difference_of_settings() -> None:
+    """An arm that did not run has no settings to compare."""
+    assert throughput(None, failures=[make_failure()], unlike=["dtype"])[0] == "FAILED"
 
 
 # -- determinism -----------------------------------------------------------------------------------------------------
@@ -183,13 +171,13 @@ def test_a_failure_of_another_purpose_is_not_the_throughputs(purpose: str) -> No
 )
 def test_the_table_of_determinism(causes: dict[str, int], verdict: Verdict, said: str) -> None:
     """One divergent output is enough; nothing to compare is no pass."""
-    found = judge_determinism(causes, [])
+    found = judge_determinism(causes, [], [])
     assert found.verdict == verdict
     assert said in found.reason
 
 
 def test_a_failed_arm_has_no_outputs_to_judge() -> None:
-    assert judge_determinism({"identical": 8}, [make_failure()]).verdict == "FAILED"
+    assert judge_determinism({"identical": 8}, [make_failure()], []).verdict == "FAILED"
 
 
 # -- pytest's outcomes -----------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from draftproof.analysis.stages import StageSums
 from draftproof.analysis.stats import Ratio
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.gate import Judgement, Verdict
-from draftproof.records import SCHEMA_VERSION, ArmLine, FailureLine, RunHeader
+from draftproof.metrics import METRICS
+from draftproof.records import SCHEMA_VERSION, ArmLine, FailureLine, NoiseLine, RunHeader
 from draftproof.report import view
 from draftproof.report.html import VERDICTS, Interval, engines, interval_plot, render_html, token, visible
 from draftproof.report.markdown import render_markdown
@@ -63,7 +64,8 @@ def difference(left: str = " the", right: str = " a", **changes: Any) -> Compari
 def sameness(*differences: Comparison) -> Sameness:
     floor = Floor(requests=12, repeat_identical=12, aa_identical=11, variant_repeat_identical=12)
     return Sameness(requests=12, identical=12 - len(differences), share=1.0, share_low=0.75, share_high=1.0,
-                    causes={"near_tie": len(differences)}, differences=list(differences), floor=floor)
+                    causes={"near_tie": len(differences)}, limit_nats=0.05,
+                    differences=list(differences), floor=floor)
 
 
 def cell(variant: str = "ngram", workload: str = "chat", batch_size: int = 1, *, verdict: Verdict = "PASS",
@@ -106,7 +108,7 @@ def arm(name: str = "ngram", **changes: Any) -> ArmLine:
 
 def run(*cells: CellResult, **changes: Any) -> RunResults:
     results = RunResults(run_id="default-20260101-000000", study="default", title="n-gram against no speculation",
-                         finished=True, partial="", cells=list(cells), aa=[], arms=[arm("no_sd"), arm()], skipped={},
+                         finished=True, partial="", cells=list(cells), aa=[], noise=[], arms=[arm("no_sd"), arm()], skipped={},
                          notes=[])
     return msgspec.structs.replace(results, **changes)
 
@@ -128,9 +130,10 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str]] = []
-        self.text = ""
+        self.data: list[str] = []
         self.feed(text)
         self.close()
+        self.text = "".join(self.data)
         assert not self.open, f"left open: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -148,7 +151,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] != "style":
-            self.text += data
+            self.data.append(data)
 
     def values(self, *names: str) -> list[str]:
         return [value for name, value in self.attributes if name in names]
@@ -183,6 +186,8 @@ FULL = run(
                       problems=["ngram, chat b1, rotation 0, pass 1: 5 tokens accepted of 4 drafted"]),
     cell("eagle", "code_edit", 16, verdict="REGRESSED", speedup=ratio(0.6, 0.5, 0.7)), broken(),
     aa=[AaResult(target="tiny", workload="chat", batch_size=1, ratio=ratio(1.0, 0.98, 1.02))],
+    noise=[NoiseLine(session=0, group=0, target="tiny", workload="chat", batch_size=1, rotation=0, arm="no_sd",
+                     positions=640, width_nats=0.031, largest_nats=[0.031])],
     skipped={"tiny-mtp-chat-b1": "needs a target with an MTP head"}, notes=["chat: 2 prompts were left out"],
 )
 
@@ -190,8 +195,8 @@ FULL = run(
 def test_everything_that_the_records_hold_is_on_the_page() -> None:
     found = page(FULL)
     for what in [
-        view.headline(FULL), view.environment_line(FULL), "1.50x [1.40, 1.60]", "90.0", "2.50", "2.10", "12/12",
-        "repeat 12/12, 2nd process 11/12", "REGRESSED", "FAILED", "within the limit", "5 tokens accepted of 4 drafted",
+        view.headline(FULL), view.environment_line(FULL), view.noise_line(FULL), "1.50x [1.40, 1.60]", "90.0", "2.50", "2.10", "12/12",
+        *[metric.text(FULL.cells[1]) for metric in METRICS], "REGRESSED", "FAILED", "within the limit", "5 tokens accepted of 4 drafted",
         "speedup 1.500 beside 1.284", "arm 'ngram' ended during 'load'", "ValueError: x", "chat b1: 1.00x [0.98, 1.02]",
         "60.0 %", "0.80, 0.50, 0.20", "150 of 300", "near tie", "tiny-mtp-chat-b1", "needs a target with an MTP head",
         "chat: 2 prompts were left out", "VLLM_CPU_KVCACHE_SPACE", "max_model_len", "num_speculative_tokens",

@@ -13,7 +13,8 @@ from draftproof.errors import DraftproofError
 from draftproof.plan import ArmSpec, Group, Unit
 from draftproof.records import UnitKey
 from draftproof.runner import Counter, check_bos, fits, is_no_sd, log_name, references
-from draftproof.spec import Cell, Forced, Hardware, MatrixRow, Study, Target
+from draftproof.spec import Forced, Hardware, Target
+from tests.factories import make_cell, make_study
 
 
 class Told:
@@ -41,19 +42,14 @@ def make_arm(key: str) -> ArmSpec:
 
 
 def make_unit(batch_size: int, *arms: str) -> Unit:
-    cell = Cell(
-        study="s", hardware="cpu", target="t", variant="no_sd", workload="w", batch_size=batch_size, batching="mixed",
-        output_tokens=8, num_prompts=None,
-    )  # fmt: skip
-    return Unit(key=UnitKey(0, "t", "w", batch_size), arms=arms, cells=(cell,))
+    return Unit(key=UnitKey(0, "t", "w", batch_size), arms=arms, cells=(make_cell("no_sd", batch_size),))
 
 
 def make_counter(
     *units: Unit, purposes: set[Any], rotations: int = 2, done: dict[str, int] | None = None
 ) -> tuple[Counter, Told]:
     keys = dict.fromkeys(key for unit in units for key in unit.arms)
-    row = MatrixRow(target="t", variants=["no_sd"], workloads=["w"], batch_sizes=[1])
-    study = Study(name="s", title="", hardware="cpu", matrix=[row], output_tokens=8, rotations=rotations)
+    study = make_study(rotations=rotations)
     group = Group(
         index=0,
         target=Target(name="t", title="", source="path", model="m"),

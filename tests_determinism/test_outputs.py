@@ -11,9 +11,10 @@ from draftproof.results import CellResult
 
 
 @pytest.mark.sd_cells("speed", "trace", speculative=True)
-def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Callable[[Judgement], None],
-                               record_property: Callable[[str, object], None]) -> None:
-    """No request may differ by more than a tie that rounding decided; where no-SD does not repeat itself nothing is said."""
+def test_same_outputs_as_no_sd(
+    sd_result: CellResult, sd_settle: Callable[[Judgement], None], record_property: Callable[[str, object], None]
+) -> None:
+    """No request may differ by more than a tie that rounding decided; an unstable reference judges nothing."""
     if sd_result.sameness is not None:
         record_property("identical_share", sd_result.sameness.share)
     sd_settle(sd_result.determinism)
@@ -21,7 +22,7 @@ def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Callable[[Judge
 
 @pytest.mark.sd_cells("speed", speculative=True)
 def test_noise_floor_is_measured(sd_result: CellResult) -> None:
-    """Beside every comparison stands what no-SD does against itself: the same prompts, a second pass and a second process."""
+    """Beside every comparison stands what no-SD does against itself, in a second pass and a second process."""
     broken = [failure for failure in sd_result.failures if failure.purpose == "speed"]
     assert not broken, broken[0].message
     assert sd_result.sameness is not None, "no outputs to compare"

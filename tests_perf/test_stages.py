@@ -34,20 +34,29 @@ CLOCK = ReplayedClock()
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.benchmark(timer=CLOCK, disable_gc=False, warmup=False)
 def test_stage_seconds(sd_result: CellResult, stage: str, benchmark: Any) -> None:
-    """One entry per (variant, workload, batch size, stage); a round is a recorded block, its time that stage's seconds."""
+    """One entry per (variant, workload, batch size, stage); a round is a recorded block."""
     if sd_result.stages is None:
         unavailable = [failure for failure in sd_result.failures if failure.kind == "unavailable"]
         if unavailable:
             pytest.skip(unavailable[0].message)
-        pytest.fail("no stage samples were recorded: " + "; ".join(f.message for f in sd_result.failures), pytrace=False)
+        pytest.fail(
+            "no stage samples were recorded: " + "; ".join(f.message for f in sd_result.failures), pytrace=False
+        )
     cell, stages = sd_result.cell, sd_result.stages
     CLOCK.load([block[stage] for block in sd_result.stage_rounds])
     benchmark.group = f"{cell.target} {cell.workload} b{cell.batch_size} {stage}"
     benchmark.extra_info.update(
-        variant=cell.variant, target=cell.target, workload=cell.workload, batch_size=cell.batch_size, stage=stage,
-        share=stages.shares().get(stage), lm_head_s=stages.lm_head_s if stage == "verify" else None,
-        unattributed_s=stages.unattributed_s if stage == "overhead" else None, decode_steps=stages.decode_steps,
-        prefill_steps=stages.prefill_steps, clock="host seconds of vLLM's named scopes",
+        variant=cell.variant,
+        target=cell.target,
+        workload=cell.workload,
+        batch_size=cell.batch_size,
+        stage=stage,
+        share=stages.shares().get(stage),
+        lm_head_s=stages.lm_head_s if stage == "verify" else None,
+        unattributed_s=stages.unattributed_s if stage == "overhead" else None,
+        decode_steps=stages.decode_steps,
+        prefill_steps=stages.prefill_steps,
+        clock="host seconds of vLLM's named scopes",
     )
     benchmark.pedantic(CLOCK.advance, rounds=len(sd_result.stage_rounds), iterations=1, warmup_rounds=0)
     assert all(block[stage] >= 0 for block in sd_result.stage_rounds), f"negative seconds of {stage}"

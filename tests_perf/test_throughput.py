@@ -11,8 +11,9 @@ from draftproof.results import CellResult
 
 
 @pytest.mark.sd_cells("speed", "trace", speculative=True)
-def test_speedup(sd_result: CellResult, sd_settle: Callable[[Judgement], None],
-                 record_property: Callable[[str, object], None]) -> None:
+def test_speedup(
+    sd_result: CellResult, sd_settle: Callable[[Judgement], None], record_property: Callable[[str, object], None]
+) -> None:
     """A cell that claims to be faster must not lie wholly below its limit; the others are shown, not judged."""
     if sd_result.speedup is not None:
         record_property("speedup", sd_result.speedup.value)
@@ -23,7 +24,7 @@ def test_speedup(sd_result: CellResult, sd_settle: Callable[[Judgement], None],
 
 @pytest.mark.sd_cells("speed")
 def test_records_are_sound(sd_result: CellResult) -> None:
-    """Counters, per-request steps and token ids of a cell agree with each other; a figure made of them means nothing else."""
+    """Counters, per-request steps and token ids of a cell agree; else its figures mean nothing."""
     broken = [failure for failure in sd_result.failures if failure.purpose == "speed"]
     assert not broken, f"{broken[0].arm} ({broken[0].kind}): {broken[0].message}\n{broken[0].log_tail}"
     assert sd_result.tokens_per_s is not None, "nothing was recorded for this cell"

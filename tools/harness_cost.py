@@ -38,15 +38,22 @@ for line in sys.stdin:
     started = time.perf_counter()
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "tokens": sum(len(o.outputs[0].token_ids) for o in outputs)}), file=channel, flush=True)
+    tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
+    print(json.dumps({"seconds": seconds, "tokens": tokens}), file=channel, flush=True)
 """
 
 
 class Bare:
     def __init__(self, arguments: dict[str, Any], environment: dict[str, str], log: Path) -> None:
         with log.open("wb") as stream:
-            self._process = subprocess.Popen([sys.executable, "-c", BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                             stderr=stream, env=environment, text=True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BARE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                env=environment,
+                text=True,
+            )
         self._send(arguments)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -76,16 +83,36 @@ def main() -> None:
     group, spec = plan.groups[0], plan.groups[0].arms[0]
     model = resolve_target(group.target, None, say=print)
     with tempfile.TemporaryDirectory() as folder:
-        request = StartRequest(spec=spec, group=0, hardware=group.hardware, model=model, revision=None,
-                               speculative_config=None, python=sys.executable, log=Path(folder) / "arm.log")
+        request = StartRequest(
+            spec=spec,
+            group=0,
+            hardware=group.hardware,
+            model=model,
+            revision=None,
+            speculative_config=None,
+            python=sys.executable,
+            log=Path(folder) / "arm.log",
+        )
         arm = VllmArm(request)
         preloads = ":".join(path for path in map(find, arm.facts.environment["preloads"]) if path)
-        environment = {**os.environ, **group.hardware.variables, **spec.variables, "LD_PRELOAD": preloads,
-                       "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "VLLM_LOGGING_LEVEL": "WARNING"}
+        environment = {
+            **os.environ,
+            **group.hardware.variables,
+            **spec.variables,
+            "LD_PRELOAD": preloads,
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
         bare = Bare({"model": model, **spec.engine}, environment, Path(folder) / "bare.log")
         try:
-            measure(arm, bare, catalog.workloads["code_edit"], catalog.workload_path(catalog.workloads["code_edit"]),
-                    study.output_tokens, options)
+            measure(
+                arm,
+                bare,
+                catalog.workloads["code_edit"],
+                catalog.workload_path(catalog.workloads["code_edit"]),
+                study.output_tokens,
+                options,
+            )
         finally:
             bare.close()
             arm.close()
@@ -99,14 +126,31 @@ def find(name: str) -> str | None:
 
 def measure(arm: VllmArm, bare: Bare, workload: Any, path: Path, tokens: int, options: argparse.Namespace) -> None:
     loaded = load_workload(workload, path)
-    rows = arm.tokenize(TokenizeRequest(target="", workload=workload.name, ids=[p.id for p in loaded.prompts],
-                                        prompts=[p.messages for p in loaded.prompts], template_options={})).token_ids
+    rows = arm.tokenize(
+        TokenizeRequest(
+            target="",
+            workload=workload.name,
+            ids=[p.id for p in loaded.prompts],
+            prompts=[p.messages for p in loaded.prompts],
+            template_options={},
+        )
+    ).token_ids
 
     def ours(prompts: list[list[int]], size: int) -> tuple[float, int]:
         from draftproof.spec import Sampling
 
-        result = arm.run(BlockRequest(unit=UnitKey(0, "", workload.name, size), rotation=0, pass_index=0, purpose="speed",
-                                      prompts=prompts, sampling=Sampling(), output_tokens=tokens, ignore_eos=True))
+        result = arm.run(
+            BlockRequest(
+                unit=UnitKey(0, "", workload.name, size),
+                rotation=0,
+                pass_index=0,
+                purpose="speed",
+                prompts=prompts,
+                sampling=Sampling(),
+                output_tokens=tokens,
+                ignore_eos=True,
+            )
+        )
         return result.seconds, sum(len(output.token_ids) for output in result.outputs)
 
     for size in options.batch_sizes:
@@ -117,13 +161,19 @@ def measure(arm: VllmArm, bare: Bare, workload: Any, path: Path, tokens: int, op
             first_bare, second_bare = bare.run(prompts, tokens), bare.run(prompts, tokens)
             second_ours = ours(prompts, size)
             if rotation >= 0:
-                pairs.append(PairSums(
-                    tokens=first_ours[1] + second_ours[1], seconds=first_ours[0] + second_ours[0],
-                    base_tokens=first_bare[1] + second_bare[1], base_seconds=first_bare[0] + second_bare[0],
-                ))
+                pairs.append(
+                    PairSums(
+                        tokens=first_ours[1] + second_ours[1],
+                        seconds=first_ours[0] + second_ours[0],
+                        base_tokens=first_bare[1] + second_bare[1],
+                        base_seconds=first_bare[0] + second_bare[0],
+                    )
+                )
         ratio = paired_ratio(pairs)
         assert ratio is not None
-        print(f"batch {size}: harness / bare = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], {len(pairs)} pairs")
+        print(
+            f"batch {size}: harness / bare = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], {len(pairs)} pairs"
+        )
 
 
 if __name__ == "__main__":

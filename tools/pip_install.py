@@ -1,4 +1,4 @@
-"""pip install for tox: when no index offers the CPU build of torch, say so in one sentence instead of a resolver's trace."""
+"""pip install for tox: where no index offers the CPU build of torch, one sentence says so after pip's own words."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ KINDS: dict[str, type[Entry]] = {
 class ThresholdFile(Entry, frozen=True, kw_only=True):
     """``thresholds/<hardware>.toml``."""
 
-    threshold: list[Threshold] = []
+    threshold: list[Threshold] = msgspec.field(default_factory=list)
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,9 +108,13 @@ def load_catalog(*overlays: Path) -> Catalog:
             for path in sorted((layer / kind).glob("*.toml")):
                 entry: Any = read_entry(path, entry_type)
                 if entry.name in in_layer:
-                    raise DraftproofError(f"{short(path)}: name {entry.name!r} is already taken by {short(in_layer[entry.name])}")
+                    raise DraftproofError(
+                        f"{short(path)}: name {entry.name!r} is already taken by {short(in_layer[entry.name])}"
+                    )
                 if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", entry.name):
-                    raise DraftproofError(f"{short(path)}: name must be of a-z, 0-9, '.', '_' and '-' (got {entry.name!r})")
+                    raise DraftproofError(
+                        f"{short(path)}: name must be of a-z, 0-9, '.', '_' and '-' (got {entry.name!r})"
+                    )
                 in_layer[entry.name] = path
                 merged[kind][entry.name] = entry
                 folders[f"{kind}/{entry.name}"] = path.parent
@@ -188,7 +192,7 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
                 if drafters and row.target not in drafters:
                     raise DraftproofError(
                         f"{short(origins[owner])}: {place}variants: {name!r} has no drafter for target {row.target!r}; "
-                        f"known: {', '.join(sorted(drafters))}; add [drafters.\"{row.target}\"] to variants/{name}.toml"
+                        f'known: {", ".join(sorted(drafters))}; add [drafters."{row.target}"] to variants/{name}.toml'
                     )
     for name, rows in catalog.thresholds.items():
         if name not in catalog.hardware:
@@ -198,7 +202,8 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
                 for value in getattr(row_, kind):
                     if value not in getattr(catalog, kind):
                         raise DraftproofError(
-                            f"thresholds/{name}.toml: threshold[{number}].{unknown(kind, value, getattr(catalog, kind))}"
+                            f"thresholds/{name}.toml: threshold[{number}]."
+                            f"{unknown(kind, value, getattr(catalog, kind))}"
                         )
 
 

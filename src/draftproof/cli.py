@@ -1,4 +1,4 @@
-"""The ``draftproof`` command: builds models, says what this machine can run, renders records. It runs no study itself."""
+"""The ``draftproof`` command: builds models, says what this machine can run, renders records; it runs no study."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Keep speculative decoding honest in vLLM. Studies run through pytest: pytest --sd-study NAME.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Keep speculative decoding honest in vLLM. Studies run through pytest: pytest --sd-study NAME.",
+)
 models_app = typer.Typer(no_args_is_help=True, help="Build and find the models of the catalog.")
 app.add_typer(models_app, name="models")
 
-Catalogs = Annotated[list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")]
+Catalogs = Annotated[
+    list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")
+]
 
 
 @models_app.command("build")
@@ -50,7 +56,9 @@ def models_list(catalog: Catalogs = None) -> None:
 
 
 @models_app.command("path")
-def models_path(name: Annotated[str, typer.Argument(help="A target of the catalog.")], catalog: Catalogs = None) -> None:
+def models_path(
+    name: Annotated[str, typer.Argument(help="A target of the catalog.")], catalog: Catalogs = None
+) -> None:
     """The folder (or hub id) that vLLM loads for a target, built first where it must be; nothing else is printed."""
     from draftproof import models
     from draftproof.catalog import load_catalog
@@ -63,7 +71,9 @@ def models_path(name: Annotated[str, typer.Argument(help="A target of the catalo
 
 @app.command()
 def doctor(
-    python: Annotated[Path, typer.Option("--sd-python", help="Interpreter whose vLLM would be under test.")] = Path(sys.executable),
+    python: Annotated[Path, typer.Option("--sd-python", help="Interpreter whose vLLM would be under test.")] = Path(
+        sys.executable
+    ),
     catalog: Catalogs = None,
 ) -> None:
     """What this machine can run, and why not the rest."""

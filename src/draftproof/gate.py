@@ -51,8 +51,15 @@ def incomparable(unlike: list[str]) -> Judgement | None:
     return Judgement(verdict="INCOMPARABLE", reason="held fields differ from no-SD's: " + "; ".join(unlike))
 
 
-def judge_throughput(cell: Cell, speedup: Ratio | None, limits: list[Threshold], failures: list[FailureLine],
-                     unlike: list[str], *, needs_speedup: bool) -> Judgement:
+def judge_throughput(
+    cell: Cell,
+    speedup: Ratio | None,
+    limits: list[Threshold],
+    failures: list[FailureLine],
+    unlike: list[str],
+    *,
+    needs_speedup: bool,
+) -> Judgement:
     """The speedup's interval against the gating limits that cover the cell."""
     broken = failed(failures) or incomparable(unlike)
     if broken:
@@ -89,12 +96,25 @@ def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlik
     return Judgement(verdict="PASS", reason=f"{told} of {total}")
 
 
+def tie_limit(limits: list[Threshold], measured_nats: float | None) -> float:
+    """Nats within which a first difference is a near tie: the row's limit, or this run's measured noise if larger."""
+    return max(gap_limit(limits), measured_nats or 0.0)
+
+
+def noise_cap(limits: list[Threshold]) -> float | None:
+    """Measured noise above this tells nothing apart; None: no such row."""
+    rows = [row for row in limits if row.metric == "noise_width_nats"]
+    return rows[-1].limit if rows else None
+
+
 def gap_limit(limits: list[Threshold]) -> float:
-    """Nats within which a first difference is a near tie."""
+    """Nats within which a first difference is a near tie, whatever was measured."""
     rows = [row for row in limits if row.metric == "divergence_gap_nats"]
     if not rows:
-        raise DraftproofError("thresholds hold no row for metric 'divergence_gap_nats'; add one with its source to "
-                              "fixtures/thresholds/<hardware>.toml")
+        raise DraftproofError(
+            "thresholds hold no row for metric 'divergence_gap_nats'; add one with its source to "
+            "fixtures/thresholds/<hardware>.toml"
+        )
     return rows[-1].limit
 
 

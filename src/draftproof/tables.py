@@ -18,19 +18,45 @@ from draftproof.records import BlockLine, Output, RotationLine
 
 KEY = [("part", pa.string()), ("arm", pa.string()), ("pass_index", pa.int8())]
 
-OUTPUTS = pa.schema([
-    *KEY, ("request", pa.int32()), ("prompt_id", pa.string()), ("same_as", pa.int32()), ("shared_tokens", pa.int32()),
-    ("token_ids", pa.list_(pa.int32())), ("finish_reason", pa.string()),
-    ("accepted", pa.list_(pa.int16())), ("drafted", pa.list_(pa.int16())),
-])
+OUTPUTS = pa.schema(
+    [
+        *KEY,
+        ("request", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("same_as", pa.int32()),
+        ("shared_tokens", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+        ("accepted", pa.list_(pa.int16())),
+        ("drafted", pa.list_(pa.int16())),
+    ]
+)
 
-PARTS_S = ("step_s", "draft_s", "forward_s", "lm_head_s", "sample_s", "schedule_s", "prepare_s", "bookkeep_s", "update_s",
-           "output_s")
+PARTS_S = (
+    "step_s",
+    "draft_s",
+    "forward_s",
+    "lm_head_s",
+    "sample_s",
+    "schedule_s",
+    "prepare_s",
+    "bookkeep_s",
+    "update_s",
+    "output_s",
+)
 
-STEPS = pa.schema([
-    *KEY, ("step", pa.int32()), ("kind", pa.string()), ("requests", pa.int32()), ("rows", pa.int32()),
-    ("draft_tokens", pa.int32()), ("kv_tokens", pa.int64()), *[(name, pa.float64()) for name in PARTS_S],
-])
+STEPS = pa.schema(
+    [
+        *KEY,
+        ("step", pa.int32()),
+        ("kind", pa.string()),
+        ("requests", pa.int32()),
+        ("rows", pa.int32()),
+        ("draft_tokens", pa.int32()),
+        ("kv_tokens", pa.int64()),
+        *[(name, pa.float64()) for name in PARTS_S],
+    ]
+)
 
 
 def write_outputs(path: Path, closing: RotationLine, blocks: list[BlockLine], outputs: list[list[Output]]) -> None:
@@ -40,12 +66,21 @@ def write_outputs(path: Path, closing: RotationLine, blocks: list[BlockLine], ou
         for index, (prompt_id, output) in enumerate(zip(closing.prompt_ids, block_outputs, strict=True)):
             first = firsts.setdefault(prompt_id, index)
             shared = 0 if first == index else shared_prefix(block_outputs[first].token_ids, output.token_ids)
-            rows.append({
-                "part": closing.part, "arm": block.arm, "pass_index": block.pass_index, "request": index,
-                "prompt_id": prompt_id, "same_as": None if first == index else first, "shared_tokens": shared,
-                "token_ids": output.token_ids[shared:], "finish_reason": output.finish_reason,
-                "accepted": output.accepted, "drafted": output.drafted,
-            })
+            rows.append(
+                {
+                    "part": closing.part,
+                    "arm": block.arm,
+                    "pass_index": block.pass_index,
+                    "request": index,
+                    "prompt_id": prompt_id,
+                    "same_as": None if first == index else first,
+                    "shared_tokens": shared,
+                    "token_ids": output.token_ids[shared:],
+                    "finish_reason": output.finish_reason,
+                    "accepted": output.accepted,
+                    "drafted": output.drafted,
+                }
+            )
     write_table(path, pa.Table.from_pylist(rows, schema=OUTPUTS))
 
 
@@ -72,14 +107,14 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(table, temporary, compression="zstd")
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
 def read_rows(folder: Path, kind: str, parts: set[str]) -> Iterator[dict[str, Any]]:
-    """Rows of the given parts from the compacted table and from what is not compacted yet; ``kind``: tokens or steps."""
+    """Rows of the given parts, compacted or not yet; ``kind``: tokens or steps."""
     compacted = folder / f"{kind}.parquet"
     seen: set[str] = set()
     if compacted.exists():
@@ -102,8 +137,14 @@ def read_outputs(folder: Path, parts: set[str]) -> dict[tuple[str, str, int], li
         token_ids = row["token_ids"]
         if row["same_as"] is not None:
             token_ids = block[row["same_as"]].token_ids[: row["shared_tokens"]] + token_ids
-        block.append(Output(token_ids=token_ids, finish_reason=row["finish_reason"], accepted=row["accepted"],
-                            drafted=row["drafted"]))
+        block.append(
+            Output(
+                token_ids=token_ids,
+                finish_reason=row["finish_reason"],
+                accepted=row["accepted"],
+                drafted=row["drafted"],
+            )
+        )
     return result
 
 
@@ -119,6 +160,6 @@ def compact(folder: Path, parts: set[str]) -> None:
             with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
                 for source in sources:
                     writer.write_table(pq.read_table(source, schema=schema))
-            os.replace(temporary, whole)
+            temporary.replace(whole)
         for path in (folder / "parts").glob(f"{kind}-*.parquet"):
             path.unlink()

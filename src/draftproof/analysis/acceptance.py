@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -42,7 +43,9 @@ def acceptance_of(blocks: Sequence[BlockLine], outputs: Sequence[Output]) -> Acc
     steps = sum(map(engine_steps, outputs))
     emitted = sum(len(output.token_ids) for output in outputs)
     return Acceptance(
-        num_drafts=drafts, num_draft_tokens=draft_tokens, num_accepted_tokens=accepted,
+        num_drafts=drafts,
+        num_draft_tokens=draft_tokens,
+        num_accepted_tokens=accepted,
         length=1 + accepted / drafts if drafts else None,
         rate=accepted / draft_tokens if draft_tokens else None,
         per_position=[count / drafts for count in per_position] if drafts else [],
@@ -53,8 +56,8 @@ def acceptance_of(blocks: Sequence[BlockLine], outputs: Sequence[Output]) -> Acc
 def engine_steps(output: Output) -> int:
     """Engine steps that emitted something for this request, the prefill step included.
 
-    A step emits its accepted tokens and one more, so steps = emitted - accepted; a length limit inside the last accepted
-    run cuts tokens that were counted as accepted, visible where the drafted steps alone would exceed the length.
+    A step emits its accepted tokens and one more, so steps = emitted - accepted; a length limit inside the last
+    accepted run cuts tokens that were counted as accepted, visible where the drafted steps alone would exceed the length.
     """
     emitted, accepted = len(output.token_ids), sum(output.accepted)
     cut = max(0, 1 + len(output.accepted) + accepted - emitted)
@@ -80,19 +83,31 @@ def soundness(block: BlockLine, outputs: Sequence[Output], expected_tokens: int 
     if expected_tokens is not None:
         odd = [index for index, output in enumerate(outputs) if len(output.token_ids) != expected_tokens]
         hold(not odd, f"requests {odd} are not {expected_tokens} tokens long though EOS is ignored")
-    hold(block.num_accepted_tokens <= block.num_draft_tokens,
-         f"{block.num_accepted_tokens} tokens accepted of {block.num_draft_tokens} drafted")
+    hold(
+        block.num_accepted_tokens <= block.num_draft_tokens,
+        f"{block.num_accepted_tokens} tokens accepted of {block.num_draft_tokens} drafted",
+    )
     by_position = block.num_accepted_tokens_per_pos
-    hold(sum(by_position) == block.num_accepted_tokens,
-         f"accepted by position {by_position} does not add up to {block.num_accepted_tokens}")
-    hold(all(a >= b for a, b in zip(by_position, by_position[1:], strict=False)),
-         f"accepted by position must not grow with the position (got {by_position})")
-    hold(not by_position or by_position[0] <= block.num_drafts,
-         f"{by_position[:1]} accepted at the first position of {block.num_drafts} drafts")
+    hold(
+        sum(by_position) == block.num_accepted_tokens,
+        f"accepted by position {by_position} does not add up to {block.num_accepted_tokens}",
+    )
+    hold(
+        all(a >= b for a, b in pairwise(by_position)),
+        f"accepted by position must not grow with the position (got {by_position})",
+    )
+    hold(
+        not by_position or by_position[0] <= block.num_drafts,
+        f"{by_position[:1]} accepted at the first position of {block.num_drafts} drafts",
+    )
     if any(output.drafted for output in outputs):
         accepted, drafted = sum(sum(o.accepted) for o in outputs), sum(sum(o.drafted) for o in outputs)
-        hold(accepted == block.num_accepted_tokens,
-             f"requests accepted {accepted} tokens, vLLM's counter says {block.num_accepted_tokens}")
-        hold(drafted == block.num_draft_tokens,
-             f"requests drafted {drafted} tokens, vLLM's counter says {block.num_draft_tokens}")
+        hold(
+            accepted == block.num_accepted_tokens,
+            f"requests accepted {accepted} tokens, vLLM's counter says {block.num_accepted_tokens}",
+        )
+        hold(
+            drafted == block.num_draft_tokens,
+            f"requests drafted {drafted} tokens, vLLM's counter says {block.num_draft_tokens}",
+        )
     return problems

@@ -7,8 +7,17 @@ from typing import Any
 from draftproof.records import ArmLine
 
 HELD_RESOLVED = (
-    "dtype", "max_model_len", "vocab_size", "enforce_eager", "seed", "prefix_caching", "max_num_seqs",
-    "async_scheduling", "chunked_prefill", "tensor_parallel_size", "runner",
+    "dtype",
+    "max_model_len",
+    "vocab_size",
+    "enforce_eager",
+    "seed",
+    "prefix_caching",
+    "max_num_seqs",
+    "async_scheduling",
+    "chunked_prefill",
+    "tensor_parallel_size",
+    "runner",
 )
 """Of what vLLM resolved. Not held: what follows from ``speculative_config`` (cache size, graph mode, token budget)."""
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 STAGES = ("draft", "verify", "sample", "overhead", "prefill")
-"""What a block's time is split into. ``verify`` holds the target's forward pass and the LM head; ``overhead`` is the rest
-of decode steps; ``prefill`` is every step that computes prompt tokens, whole."""
+"""What a block's time is split into. ``verify`` holds the target's forward pass and the LM head; ``overhead`` is the
+rest of decode steps; ``prefill`` is every step that computes prompt tokens, whole."""
 
 OVERHEAD_PARTS = ("schedule_s", "prepare_s", "bookkeep_s", "update_s", "output_s")
 
@@ -49,5 +49,6 @@ def sum_stages(steps: Iterable[dict[str, Any]]) -> StageSums:
         seconds["overhead"] += overhead
         lm_head += step["lm_head_s"]
         unattributed += overhead - sum(step[part] for part in OVERHEAD_PARTS)
-    return StageSums(seconds=seconds, lm_head_s=lm_head, unattributed_s=unattributed, decode_steps=decode,
-                     prefill_steps=prefill)
+    return StageSums(
+        seconds=seconds, lm_head_s=lm_head, unattributed_s=unattributed, decode_steps=decode, prefill_steps=prefill
+    )

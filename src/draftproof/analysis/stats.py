@@ -64,29 +64,47 @@ def paired_ratio(pairs: Sequence[PairSums], confidence: float = CONFIDENCE) -> R
     from scipy import stats
 
     count = len(pairs)
-    left_out = [math.log(ratio_of_totals([*pairs[:i], *pairs[i + 1:]])) for i in range(count)]
+    left_out = [math.log(ratio_of_totals([*pairs[:i], *pairs[i + 1 :]])) for i in range(count)]
     mean = sum(left_out) / count
     error = math.sqrt((count - 1) / count * sum((x - mean) ** 2 for x in left_out))
     reach = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error
-    return Ratio(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), clusters=count,
-                 method="jackknife over prompt sets, t quantile")
+    return Ratio(
+        value=value,
+        low=value * math.exp(-reach),
+        high=value * math.exp(reach),
+        clusters=count,
+        method="jackknife over prompt sets, t quantile",
+    )
 
 
 def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float]:
     from scipy import stats
 
-    columns = [np.array([getattr(p, name) for p in pairs]) for name in ("tokens", "seconds", "base_tokens", "base_seconds")]
+    columns = [
+        np.array([getattr(p, name) for p in pairs]) for name in ("tokens", "seconds", "base_tokens", "base_seconds")
+    ]
     if all(np.ptp(column) == 0 for column in columns):
         value = ratio_of_totals(pairs)
         return value, value
 
-    def log_ratio(tokens: np.ndarray, seconds: np.ndarray, base_tokens: np.ndarray, base_seconds: np.ndarray,
-                  axis: int = -1) -> np.ndarray:
-        result: np.ndarray = np.log(tokens.sum(axis) / seconds.sum(axis) * base_seconds.sum(axis) / base_tokens.sum(axis))
+    def log_ratio(
+        tokens: np.ndarray, seconds: np.ndarray, base_tokens: np.ndarray, base_seconds: np.ndarray, axis: int = -1
+    ) -> np.ndarray:
+        result: np.ndarray = np.log(
+            tokens.sum(axis) / seconds.sum(axis) * base_seconds.sum(axis) / base_tokens.sum(axis)
+        )
         return result
 
-    found = stats.bootstrap(columns, log_ratio, paired=True, vectorized=True, confidence_level=confidence, method="BCa",
-                            n_resamples=4999, rng=np.random.default_rng(0))
+    found = stats.bootstrap(
+        columns,
+        log_ratio,
+        paired=True,
+        vectorized=True,
+        confidence_level=confidence,
+        method="BCa",
+        n_resamples=4999,
+        rng=np.random.default_rng(0),
+    )
     return math.exp(found.confidence_interval.low), math.exp(found.confidence_interval.high)
 
 

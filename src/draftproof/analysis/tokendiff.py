@@ -62,10 +62,14 @@ def gap_to_best(best: float, pair: tuple[float | None, float | None]) -> float |
     return best - min(left, right)
 
 
+SLACK_NATS = 1e-5
+"""Log-probabilities are differences of float32 sums: a gap of exactly the limit may come out a little above it."""
+
+
 def cause_of(position: int | None, gap_nats: float | None, *, limit_nats: float, reference_repeats: bool) -> Cause:
     """The class of one comparison."""
     if position is None:
         return "identical"
     if not reference_repeats:
         return "inconclusive"
-    return "near_tie" if gap_nats is not None and gap_nats <= limit_nats else "divergent"
+    return "near_tie" if gap_nats is not None and gap_nats <= limit_nats + SLACK_NATS else "divergent"

@@ -87,6 +87,15 @@ class Score(msgspec.Struct, frozen=True):
     texts: tuple[str, str]
 
 
+class NoiseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch on which to measure how much the number of rows alone moves the gap between two tokens."""
+
+    unit: UnitKey
+    rotation: int
+    prompts: list[list[int]]
+    output_tokens: int
+
+
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     environment: dict[str, Any]
@@ -105,6 +114,9 @@ class LiveArm(Protocol):
     def tokenize(self, request: TokenizeRequest) -> Tokenized: ...
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]: ...
+
+    def noise(self, request: NoiseRequest) -> list[float]:
+        """|gap of the two best tokens while decoding - the same gap teacher-forced| in nats, by position."""
 
     def close(self) -> None: ...
 

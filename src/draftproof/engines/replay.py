@@ -9,6 +9,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    NoiseRequest,
     Score,
     ScoreRequest,
     StartRequest,
@@ -25,7 +26,9 @@ class ReplayArm:
     def __init__(self, source: ReplayEngine, line: ArmLine) -> None:
         self._source = source
         self._line = line
-        self.facts = ArmFacts(load_s=line.load_s, environment=line.environment, resolved=line.resolved, stages_reason="")
+        self.facts = ArmFacts(
+            load_s=line.load_s, environment=line.environment, resolved=line.resolved, stages_reason=""
+        )
 
     def run(self, request: BlockRequest) -> BlockResult:
         if request.purpose == "trace":  # the warm-up: nothing of it is recorded
@@ -33,36 +36,61 @@ class ReplayArm:
         key = (request.unit, request.rotation, request.pass_index, request.purpose, self._line.arm)
         block = self._source.blocks.get(key)
         if block is None:
-            raise EngineError("replay", f"the recorded run has no such block: {self._line.arm}, {request.unit.workload} "
-                              f"b{request.unit.batch_size}, rotation {request.rotation}, {request.purpose}")
+            raise EngineError(
+                "replay",
+                f"the recorded run has no such block: {self._line.arm}, {request.unit.workload} "
+                f"b{request.unit.batch_size}, rotation {request.rotation}, {request.purpose}",
+            )
         part = self._source.parts[request.unit, request.rotation, request.purpose]
         return BlockResult(
             seconds=block.seconds,
             outputs=self._source.outputs[part, self._line.arm, request.pass_index],
             counters={
-                "num_drafts": block.num_drafts, "num_draft_tokens": block.num_draft_tokens,
+                "num_drafts": block.num_drafts,
+                "num_draft_tokens": block.num_draft_tokens,
                 "num_accepted_tokens": block.num_accepted_tokens,
                 "num_accepted_tokens_per_pos": block.num_accepted_tokens_per_pos,
             },
-            steps=[{name: value for name, value in row.items() if name not in ("part", "arm", "pass_index", "step")}
-                   for row in self._source.steps.get((part, self._line.arm), [])],
+            steps=[
+                {name: value for name, value in row.items() if name not in ("part", "arm", "pass_index", "step")}
+                for row in self._source.steps.get((part, self._line.arm), [])
+            ],
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        line = next(w for w in self._source.data.workloads if (w.target, w.workload) == (request.target, request.workload))
+        line = next(
+            w for w in self._source.data.workloads if (w.target, w.workload) == (request.target, request.workload)
+        )
         rows = [self._source.prompts[request.target, request.workload, prompt_id] for prompt_id in request.ids]
         return Tokenized(token_ids=rows, bos_token_id=None, tokenizer_sha256=line.tokenizer_sha256)
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
         scores = []
         for request in requests:
-            found = next((s for s in self._source.data.scores
-                          if (s.group, s.target, s.workload, s.batch_size, s.rotation, s.arm, s.request, s.position)
-                          == (*request.unit, request.rotation, request.arm, request.request, request.position)), None)
+            found = next(
+                (
+                    s
+                    for s in self._source.data.scores
+                    if (s.group, s.target, s.workload, s.batch_size, s.rotation, s.arm, s.request, s.position)
+                    == (*request.unit, request.rotation, request.arm, request.request, request.position)
+                ),
+                None,
+            )
             if found is None:
-                raise EngineError("replay", f"the recorded run did not score request {request.request} of {request.arm}")
+                raise EngineError(
+                    "replay", f"the recorded run did not score request {request.request} of {request.arm}"
+                )
             scores.append(Score(best=found.best_logprob, pair=found.logprobs, texts=found.texts))
         return scores
+
+    def noise(self, request: NoiseRequest) -> list[float]:
+        for line in self._source.data.noise:
+            if (line.group, line.target, line.workload, line.batch_size, line.rotation) == (
+                *request.unit,
+                request.rotation,
+            ):
+                return line.largest_nats + [0.0] * (line.positions - len(line.largest_nats))
+        raise EngineError("replay", f"the recorded run measured no noise for {request.unit.workload}")
 
     def close(self) -> None:
         """Nothing to end."""
@@ -76,7 +104,8 @@ class ReplayEngine:
         self.data = folder.read()
         self.prompts = folder.prompts()
         self.blocks: dict[tuple[object, ...], BlockLine] = {
-            (block.unit, block.rotation, block.pass_index, block.purpose, block.arm): block for block in self.data.blocks
+            (block.unit, block.rotation, block.pass_index, block.purpose, block.arm): block
+            for block in self.data.blocks
         }
         self.parts = {(line.unit, line.rotation, line.purpose): line.part for line in self.data.rotations}
         parts = set(self.parts.values())

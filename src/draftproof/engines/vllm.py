@@ -17,6 +17,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    NoiseRequest,
     Score,
     ScoreRequest,
     StartRequest,
@@ -84,8 +85,11 @@ class WorkerProcess:
             ready, _, _ = select.select([self._source], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 self.kill()
-                raise EngineError("timeout", f"arm {self._name!r} did not answer {operation!r} within {timeout_s:g} s",
-                                  self.log_tail())
+                raise EngineError(
+                    "timeout",
+                    f"arm {self._name!r} did not answer {operation!r} within {timeout_s:g} s",
+                    self.log_tail(),
+                )
             chunk = os.read(self._source, 1 << 20)
             if not chunk:
                 raise self._crashed(operation)
@@ -140,41 +144,76 @@ class VllmArm:
         if request.revision:
             arguments["revision"] = request.revision
         try:
-            answer = self._process.call("load", self._hardware.load_timeout_s, engine_args=arguments,
-                                        speculative_config=request.speculative_config)
+            answer = self._process.call(
+                "load",
+                self._hardware.load_timeout_s,
+                engine_args=arguments,
+                speculative_config=request.speculative_config,
+            )
         except EngineError as error:
             self._process.close()
             raise explain(error) from error
         except BaseException:
             self._process.close()
             raise
-        self.facts = ArmFacts(load_s=answer["load_s"], environment=answer["environment"], resolved=answer["resolved"],
-                              stages_reason=answer["stages_reason"])
+        self.facts = ArmFacts(
+            load_s=answer["load_s"],
+            environment=answer["environment"],
+            resolved=answer["resolved"],
+            stages_reason=answer["stages_reason"],
+        )
 
     def run(self, request: BlockRequest) -> BlockResult:
         if request.purpose == "stages" and self.facts.stages_reason:
             return BlockResult(seconds=0.0, outputs=[], counters={}, stages_reason=self.facts.stages_reason)
         answer = self._process.call(
-            "run", self._hardware.block_timeout_s, prompts=request.prompts, purpose=request.purpose,
+            "run",
+            self._hardware.block_timeout_s,
+            prompts=request.prompts,
+            purpose=request.purpose,
             sampling={
-                "temperature": request.sampling.temperature, "top_p": request.sampling.top_p,
-                "top_k": request.sampling.top_k, "max_tokens": request.output_tokens, "ignore_eos": request.ignore_eos,
+                "temperature": request.sampling.temperature,
+                "top_p": request.sampling.top_p,
+                "top_k": request.sampling.top_k,
+                "max_tokens": request.output_tokens,
+                "ignore_eos": request.ignore_eos,
             },
         )
-        return BlockResult(seconds=answer["seconds"], outputs=[Output(**row) for row in answer["outputs"]],
-                           counters=answer["counters"], steps=answer.get("steps", []))
+        return BlockResult(
+            seconds=answer["seconds"],
+            outputs=[Output(**row) for row in answer["outputs"]],
+            counters=answer["counters"],
+            steps=answer.get("steps", []),
+        )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        answer = self._process.call("tokenize", self._hardware.block_timeout_s, prompts=request.prompts,
-                                    template_options=request.template_options)
-        return Tokenized(token_ids=answer["token_ids"], bos_token_id=answer["bos_token_id"],
-                         tokenizer_sha256=answer["tokenizer_sha256"])
+        answer = self._process.call(
+            "tokenize",
+            self._hardware.block_timeout_s,
+            prompts=request.prompts,
+            template_options=request.template_options,
+        )
+        return Tokenized(
+            token_ids=answer["token_ids"],
+            bos_token_id=answer["bos_token_id"],
+            tokenizer_sha256=answer["tokenizer_sha256"],
+        )
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
-        answer = self._process.call("score", self._hardware.block_timeout_s,
-                                    prefixes=[request.prefix for request in requests],
-                                    pairs=[request.pair for request in requests])
+        answer = self._process.call(
+            "score",
+            self._hardware.block_timeout_s,
+            prefixes=[request.prefix for request in requests],
+            pairs=[request.pair for request in requests],
+        )
         return [Score(best=row["best"], pair=tuple(row["pair"]), texts=tuple(row["texts"])) for row in answer["scores"]]
+
+    def noise(self, request: NoiseRequest) -> list[float]:
+        answer = self._process.call(
+            "noise", self._hardware.block_timeout_s, prompts=request.prompts, tokens=request.output_tokens
+        )
+        differences: list[float] = answer["differences_nats"]
+        return differences
 
     def close(self) -> None:
         self._process.close()
@@ -183,8 +222,11 @@ class VllmArm:
 def explain(error: EngineError) -> EngineError:
     """Add what to do where the cause is known."""
     if error.kind == "vllm_missing":
-        return EngineError(error.kind, f"{error}; install it with: pip install 'draftproof[cpu]' (no GPU) or "
-                           "'draftproof[gpu]'", error.log_tail)
+        return EngineError(
+            error.kind,
+            f"{error}; install it with: pip install 'draftproof[cpu]' (no GPU) or 'draftproof[gpu]'",
+            error.log_tail,
+        )
     return error
 
 

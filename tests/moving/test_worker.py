@@ -1,0 +1,754 @@
+"""The process of an arm: it answers, or it ends in one clear error; and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftproof.engines import BlockRequest, ScoreRequest, StartRequest, TokenizeRequest, worker
+from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess, scrub
+from draftproof.errors import EngineError
+from draftproof.plan import ArmSpec
+from draftproof.records import UnitKey
+from draftproof.spec import Forced, Hardware, Sampling
+
+GONE_WITHIN_S = 10.0
+
+# A vLLM of a few lines: what the worker asks of the real one, and ways to fail that TOY_VLLM chooses.
+FAKE = {
+    "vllm/__init__.py": """
+import os, signal, subprocess, sys, time
+from types import SimpleNamespace as NS
+
+mode = os.environ.get("TOY_VLLM", "")
+print(f"toy vllm: pid {os.getpid()} in {os.environ.get('HOME')}/models", flush=True)
+if mode in ("hang", "child"):
+    if mode == "child":
+        print("toy child:", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+    time.sleep(600)
+if mode == "exit":
+    os._exit(3)
+if mode == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "raise":
+    raise RuntimeError("no kernel image is available")
+if mode == "broken":
+    import a_module_that_is_not_there
+
+from vllm.v1 import utils
+
+
+class SamplingParams:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+class Scheduler:
+    def __init__(self):
+        self.requests = {}
+
+    def schedule(self):
+        cached = NS(req_ids=[], num_computed_tokens=[])
+        new = []
+        for name, request in self.requests.items():
+            if request.done:
+                cached.req_ids.append(name)
+                cached.num_computed_tokens.append(request.done)
+            else:
+                new.append(NS(req_id=name, num_computed_tokens=0))
+        rows = {name: request.rows() for name, request in self.requests.items()}
+        return NS(scheduled_new_reqs=new, scheduled_cached_reqs=cached, num_scheduled_tokens=rows,
+                  total_num_scheduled_tokens=sum(rows.values()), scheduled_spec_decode_tokens={})
+
+    def update_from_output(self, rows):
+        for name, count in rows.items():
+            self.requests[name].done += count
+
+
+class Engine:
+    def __init__(self, speculative):
+        self.scheduler = Scheduler()
+        self.engine_core = NS(engine_core=NS(scheduler=self.scheduler))
+        self.vllm_config = NS(
+            model_config=NS(dtype="torch.float32", max_model_len=64, get_vocab_size=lambda: 100, enforce_eager=True,
+                            seed=0, hf_config=NS(architectures=["Toy"])),
+            cache_config=NS(enable_prefix_caching=False, block_size=16, num_gpu_blocks=4),
+            scheduler_config=NS(max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False,
+                                enable_chunked_prefill=True),
+            parallel_config=NS(tensor_parallel_size=1), compilation_config=NS(),
+            speculative_config=NS(method="ngram", num_speculative_tokens=3) if speculative else None,
+        )
+
+    def step(self):
+        output = self.scheduler.schedule()
+        with utils._PROFILER_FUNC("gpu_model_runner: forward"):
+            time.sleep(0.002)
+        self.scheduler.update_from_output(output.num_scheduled_tokens)
+
+
+class Tokenizer:
+    bos_token_id = 1
+
+    def encode(self, text, add_special_tokens=True):
+        return [1] * add_special_tokens + [2 + len(word) for word in text.split()]
+
+    def apply_chat_template(self, turns, tokenize, add_generation_prompt, **options):
+        return " ".join([str(options.get("style", "")), *[turn["content"] for turn in turns]])
+
+    def get_vocab(self):
+        return {"a": 1, "b": 2}
+
+    def decode(self, ids):
+        return f"<{ids[0]}>"
+
+
+class LLM:
+    def __init__(self, **arguments):
+        if arguments["model"] == "wrong":
+            raise ValueError("no such model")
+        self.arguments = arguments
+        self.llm_engine = Engine(arguments.get("speculative_config"))
+        self.drafts = 0
+
+    def get_tokenizer(self):
+        return Tokenizer()
+
+    def get_metrics(self):
+        return [NS(name="vllm:spec_decode_num_drafts", value=self.drafts),
+                NS(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=[self.drafts, 0]),
+                NS(name="vllm:something_else", value=7)]
+
+    def generate(self, prompts, sampling, use_tqdm):
+        if mode == "exit in a block":
+            print("about to end", flush=True)
+            os._exit(5)
+        if mode == "hang in a block":
+            time.sleep(600)
+        count = sampling.max_tokens
+        scheduler = self.llm_engine.scheduler
+        for number, prompt in enumerate(prompts):
+            size = len(prompt["prompt_token_ids"])
+            request = NS(done=0, num_prompt_tokens=size)
+            request.rows = lambda request=request: 1 if request.done else request.num_prompt_tokens
+            scheduler.requests[str(number)] = request
+        for _ in range(count):
+            self.llm_engine.step()
+        scheduler.requests.clear()
+        self.drafts += len(prompts)
+        logprobs = [{5: NS(logprob=-0.25), 6: NS(logprob=-1.5)}]
+        metrics = NS(to_dict=lambda: {"per_step_accepted": [1], "per_step_drafted": [3]})
+        return [NS(outputs=[NS(token_ids=(5,) * count, finish_reason="length", logprobs=logprobs,
+                               spec_decode_metrics=metrics)]) for _ in prompts]
+""",
+    "vllm/engine/__init__.py": "",
+    "vllm/engine/arg_utils.py": """
+import dataclasses
+
+
+@dataclasses.dataclass
+class EngineArgs:
+    model: str = ""
+    seed: int = 0
+    disable_log_stats: bool = False
+    speculative_config: dict = None
+""",
+    "vllm/config/__init__.py": "",
+    "vllm/config/speculative.py": """
+from typing import Literal
+
+SpeculativeMethod = Literal["ngram", Literal["eagle", "eagle3"]]
+""",
+    "vllm/v1/__init__.py": "",
+    "vllm/v1/utils.py": "import contextlib\n\n_PROFILER_FUNC = contextlib.nullcontext\n",
+    "torch/__init__.py": """
+from types import SimpleNamespace as NS
+
+__version__ = "2.0+toy"
+cuda = NS(is_available=lambda: False)
+version = NS(cuda=None)
+
+
+def get_num_threads():
+    return 2
+""",
+}
+
+
+def bare_python(folder: Path) -> Path:
+    """An interpreter of its own, without a single package."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def empty_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(bare_python(tmp_path_factory.mktemp("empty")))
+
+
+@pytest.fixture(scope="module")
+def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that holds the toy vLLM."""
+    python = bare_python(tmp_path_factory.mktemp("fake"))
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    for name, content in FAKE.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(content, encoding="utf-8")
+    return str(python)
+
+
+def request_for(python: str, log: Path, mode: str = "", *, timeout_s: float = 20.0, **changes: Any) -> StartRequest:
+    hardware = Hardware(
+        name="toy",
+        title="toy",
+        markers=["cpu"],
+        device="cpu",
+        max_live_arms=2,
+        load_timeout_s=timeout_s,
+        block_timeout_s=timeout_s,
+        variables={"TOY_VLLM": mode},
+        preload=changes.pop("preload", []),
+    )
+    spec = ArmSpec(
+        key="ngram",
+        target="toy",
+        variant="ngram",
+        engine=changes.pop("engine", {"seed": 3}),
+        variables={"VLLM_TOY_SETTING": "1"},
+        forces=Forced(),
+    )
+    fields: dict[str, Any] = {
+        "spec": spec,
+        "group": 0,
+        "hardware": hardware,
+        "model": "toy-model",
+        "revision": None,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        "python": python,
+        "log": log,
+        **changes,
+    }
+    return StartRequest(**fields)
+
+
+def is_gone(pid: int) -> bool:
+    """No such process, or one that has ended and is not yet buried by its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in ("Z", "X")
+
+
+def gone_soon(pid: int) -> bool:
+    """Poll, with a bound: the end of a process is not instant."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while not is_gone(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def logged_pid(text: str, before: str) -> int:
+    return int(text.split(before, 1)[1].split()[0])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts bare workers, and ends what a test has left."""
+    running: list[WorkerProcess] = []
+
+    def begin(python: str, mode: str = "", **changes: Any) -> WorkerProcess:
+        running.append(WorkerProcess(request_for(python, tmp_path / "arm.log", mode, **changes)))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.close()
+
+
+def pid_of(process: WorkerProcess) -> int:
+    return process._process.pid
+
+
+# --- how it fails -----------------------------------------------------------------------------------------------------
+
+
+def test_without_vllm_the_message_says_how_to_install_it(empty_python: str, tmp_path: Path) -> None:
+    """And the worker's own folder, which holds a ``vllm.py``, is not mistaken for vLLM."""
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(empty_python, tmp_path / "log"))
+    assert caught.value.kind == "vllm_missing"
+    assert "pip install 'draftproof[cpu]'" in str(caught.value)
+    assert "'draftproof[gpu]'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "how"), [("kill", "signal SIGKILL"), ("exit", "exit status 3")])
+def test_a_worker_that_ends_is_a_crash_with_its_log(fake_python: str, tmp_path: Path, mode: str, how: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(fake_python, tmp_path / "log", mode))
+    assert caught.value.kind == "crash"
+    assert str(caught.value) == f"arm 'ngram' ended during 'load' ({how})"
+    assert "toy vllm: pid" in caught.value.log_tail
+    assert gone_soon(logged_pid(caught.value.log_tail, "toy vllm: pid "))
+
+
+def test_a_worker_killed_from_outside_is_a_crash(fake_python: str, start: Callable[..., WorkerProcess]) -> None:
+    """As the kernel does when memory is short; the next call finds it dead as well."""
+    process = start(fake_python)
+    os.kill(pid_of(process), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"ended during 'run' \(signal SIGKILL\)") as caught:
+            process.call("run", 20.0)
+        assert caught.value.kind == "crash"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "message"),
+    [
+        ("raise", "exception", "RuntimeError: no kernel image is available"),
+        ("broken", "exception", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+    ],
+)
+def test_an_exception_is_told_with_its_traceback(
+    fake_python: str, tmp_path: Path, mode: str, kind: str, message: str
+) -> None:
+    """A broken vLLM is not a missing one."""
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(fake_python, tmp_path / "log", mode))
+    assert caught.value.kind == kind
+    assert str(caught.value) == message
+    assert "Traceback" in caught.value.log_tail
+
+
+@pytest.mark.parametrize("mode", ["hang", "child"])
+def test_a_worker_that_hangs_is_ended_with_its_children(fake_python: str, tmp_path: Path, mode: str) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(EngineError, match=r"arm 'ngram' did not answer 'load' within 1\.5 s") as caught:
+        VllmEngine().start(request_for(fake_python, log, mode, timeout_s=1.5))
+    assert caught.value.kind == "timeout"
+    text = log.read_text(encoding="utf-8")
+    assert gone_soon(logged_pid(text, "toy vllm: pid "))
+    if mode == "child":
+        assert gone_soon(logged_pid(text, "toy child: "))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "message"),
+    [
+        ("exit in a block", "crash", r"arm 'ngram' ended during 'run' \(exit status 5\)"),
+        ("hang in a block", "timeout", r"did not answer 'run' within"),
+    ],
+)
+def test_a_block_fails_like_a_load(fake_python: str, tmp_path: Path, mode: str, kind: str, message: str) -> None:
+    arm = VllmArm(request_for(fake_python, tmp_path / "log", mode, timeout_s=3.0))
+    try:
+        with pytest.raises(EngineError, match=message) as caught:
+            arm.run(block_request())
+        assert caught.value.kind == kind
+        assert gone_soon(pid_of(arm._process))
+    finally:
+        arm.close()
+
+
+def test_an_interpreter_that_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot start an arm under no-python") as caught:
+        VllmEngine().start(request_for(str(tmp_path / "no-python"), tmp_path / "log"))
+    assert caught.value.kind == "start"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        (
+            {"speculative_config": {"method": "eagel3"}},
+            "method",
+            "vLLM None has no speculative method 'eagel3'; known: eagle, eagle3, ngram",
+        ),
+        ({"engine": {"seeds": 1, "sed": 2}}, "engine_argument", "this vLLM has no engine argument sed, seeds"),
+        ({"model": "wrong"}, "exception", "ValueError: no such model"),
+    ],
+)
+def test_what_this_vllm_cannot_do_is_said(
+    fake_python: str, tmp_path: Path, changes: dict[str, Any], kind: str, message: str
+) -> None:
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(fake_python, tmp_path / "log", **changes))
+    assert (caught.value.kind, str(caught.value)) == (kind, message)
+
+
+# --- what it leaves ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["", "child"])
+def test_nothing_is_left_after_close(
+    fake_python: str, start: Callable[..., WorkerProcess], tmp_path: Path, mode: str
+) -> None:
+    """Idle, or in the middle of a load that has children of its own; closing twice does no harm."""
+    process = start(fake_python, mode)
+    pids = [pid_of(process)]
+    if mode == "child":
+        with pytest.raises(EngineError, match="did not answer"):
+            process.call("load", 1.5, engine_args={"model": "m"})
+        pids.append(logged_pid((tmp_path / "arm.log").read_text(encoding="utf-8"), "toy child: "))
+    process.close()
+    process.close()
+    assert all(map(gone_soon, pids))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], os.WNOHANG)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+import msgspec
+from draftproof.engines import StartRequest
+from draftproof.engines.vllm import WorkerProcess
+
+request = msgspec.convert(msgspec.json.decode(Path(sys.argv[1]).read_bytes()), StartRequest, dec_hook=lambda t, v: t(v))
+process = WorkerProcess(request)
+print(process._process.pid, flush=True)
+if request.hardware.variables["TOY_VLLM"]:
+    process.call("load", 600, engine_args={"model": "m"})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("mode", ["", "child"])
+def test_a_worker_ends_with_its_parent(fake_python: str, tmp_path: Path, mode: str) -> None:
+    """Even when the parent is killed without a word, whether the worker is idle or deep in a load."""
+    import msgspec
+
+    log = tmp_path / "arm.log"
+    request = tmp_path / "request.json"
+    request.write_bytes(msgspec.json.encode(request_for(fake_python, log, mode), enc_hook=str))
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT, encoding="utf-8")
+    command = [sys.executable, str(script), str(request)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker.__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        try:
+            assert parent.stdout is not None
+            pids = [int(parent.stdout.readline())]
+            deadline = time.monotonic() + GONE_WITHIN_S
+            while mode == "child" and len(pids) == 1 and time.monotonic() < deadline:
+                text = log.read_text(encoding="utf-8")
+                if "toy child:" in text and text.endswith("\n"):
+                    pids.append(logged_pid(text, "toy child: "))
+                time.sleep(0.02)
+            assert not any(map(is_gone, pids))
+            assert len(pids) == (2 if mode else 1)
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    assert all(map(gone_soon, pids))
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def block_request(purpose: Literal["speed", "stages", "trace"] = "speed") -> BlockRequest:
+    return BlockRequest(
+        unit=UnitKey(0, "toy", "w", 2),
+        rotation=0,
+        pass_index=0,
+        purpose=purpose,
+        prompts=[[1, 2, 3], [1, 4]],
+        sampling=Sampling(),
+        output_tokens=4,
+        ignore_eos=True,
+    )
+
+
+def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_path: Path) -> None:
+    """Load, tokenize, run, stages and score through the two pipes, with a vLLM that has just what is needed."""
+    arm = VllmArm(request_for(fake_python, tmp_path / "log"))
+    try:
+        facts = arm.facts
+        assert facts.load_s > 0
+        assert facts.stages_reason == ""
+        assert facts.environment["variables"]["VLLM_TOY_SETTING"] == "1"
+        assert facts.environment["torch"] == "2.0+toy"
+        assert facts.environment["preloads"] == []
+        assert (facts.resolved["dtype"], facts.resolved["kv_cache_tokens"]) == ("float32", 64)
+        assert (facts.resolved["speculative_method"], facts.resolved["num_speculative_tokens"]) == ("ngram", 3)
+        tokenized = arm.tokenize(
+            TokenizeRequest(
+                target="toy",
+                workload="w",
+                ids=["1", "2"],
+                prompts=["a bc", [{"role": "user", "content": "a bc"}]],
+                template_options={"style": "plain"},
+            )
+        )
+        assert tokenized.token_ids == [[1, 3, 4], [7, 3, 4]], "one BOS for text, the template's own for a chat"
+        assert tokenized.bos_token_id == 1
+        for _ in range(2):
+            result = arm.run(block_request())
+            assert result.seconds >= 4 * 0.002
+            assert [output.token_ids for output in result.outputs] == [[5] * 4] * 2
+            assert (result.outputs[0].accepted, result.outputs[0].drafted) == ([1], [3])
+            assert result.counters == {"num_drafts": 2, "num_accepted_tokens_per_pos": [2, 0]}, "since the last block"
+            assert result.steps == []
+        stages = arm.run(block_request("stages"))
+        assert [step["kind"] for step in stages.steps] == ["prefill", "decode", "decode", "decode"]
+        assert [step["rows"] for step in stages.steps] == [5, 2, 2, 2]
+        assert all(0.002 <= step["forward_s"] <= step["step_s"] for step in stages.steps)
+        assert arm.run(block_request()).steps == [], "the clock is off again"
+        unit = UnitKey(0, "toy", "w", 2)
+        asked = ScoreRequest(unit=unit, rotation=0, arm="ngram", request=0, position=1, prefix=[1, 2], pair=(6, 9))
+        (score,) = arm.score([asked])
+        assert (score.best, score.pair, score.texts) == (-0.25, (-1.5, None), ("<6>", "<9>"))
+    finally:
+        arm.close()
+
+
+def test_the_home_folder_stays_out_of_log_tails(
+    fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody-in-particular")
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(fake_python, tmp_path / "log", "exit"))
+    assert "somebody" not in caught.value.log_tail
+    assert "in ~/models" in caught.value.log_tail
+    assert scrub("/home/somebody-in-particular/x") == "~/x"
+
+
+@pytest.mark.parametrize("home", ["/", ""])
+def test_a_home_that_is_no_folder_scrubs_nothing(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path(home) if home else Path("/"))
+    assert scrub("a/b") == "a/b"
+
+
+def test_a_long_log_is_cut_at_its_beginning(tmp_path: Path, start: Callable[..., WorkerProcess]) -> None:
+    (tmp_path / "arm.log").write_text("x" * 10_000 + "the end", encoding="utf-8")
+    process = start(sys.executable)
+    process.kill()
+    assert len(process.log_tail()) == 4000
+    assert process.log_tail().endswith("the end")
+
+
+def test_another_interpreter_does_not_see_our_packages(
+    empty_python: str, fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH is this interpreter's: handed on, it would bring this one's vLLM along."""
+    (site,) = Path(fake_python).parents[1].glob("lib/python*/site-packages")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    with pytest.raises(EngineError) as caught:
+        VllmEngine().start(request_for(empty_python, tmp_path / "log"))
+    assert caught.value.kind == "vllm_missing"
+
+
+# --- preloads ---------------------------------------------------------------------------------------------------------
+
+
+def test_libraries_are_found_beside_the_interpreter_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = worker.find_library("libm.so.6")
+    assert found is not None
+    assert os.path.isabs(found)
+    assert worker.find_library("libno-such-thing.so.1") is None
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libm.so.6").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert worker.find_library("libm.so.6") == str(tmp_path / "lib" / "libm.so.6")
+
+
+def test_preloads_reach_the_process_and_absent_ones_are_left_out(
+    fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader has mapped them, before whatever LD_PRELOAD held already; the order given to the helper is gone."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    name = next(name for name in ("libanl.so.1", "libm.so.6") if worker.find_library(name))
+    arm = VllmArm(request_for(fake_python, tmp_path / "log", preload=[name, "libno-such-thing.so.1"]))
+    try:
+        assert arm.facts.environment["preloads"] == [name]
+        maps = Path(f"/proc/{pid_of(arm._process)}/maps").read_text(encoding="utf-8")
+        assert f"/{name.split('.so')[0]}" in maps
+        environ = Path(f"/proc/{pid_of(arm._process)}/environ").read_bytes().split(b"\0")
+        assert not [entry for entry in environ if entry.startswith(worker.PRELOAD_VARIABLE.encode())]
+    finally:
+        arm.close()
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def test_literal_values_of_nested_literals() -> None:
+    nested = Literal["a", Literal["b", "c"]]
+    assert worker.literal_values(nested) == {"a", "b", "c"}
+    assert worker.literal_values(nested | Literal["d"] | None) == {"a", "b", "c", "d"}
+    assert worker.literal_values(None) == set()
+
+
+counters = st.dictionaries(st.sampled_from("abc"), st.integers(0, 50), min_size=3)
+
+
+@given(counters, counters, st.lists(st.integers(0, 9), min_size=2, max_size=2))
+def test_counter_differences_are_since_the_block_began(
+    before: dict[str, int], more: dict[str, int], positions: list[int]
+) -> None:
+    """What was not there before counts from zero, lists place by place."""
+    after: dict[str, Any] = {name: before[name] + more[name] for name in before}
+    first = {**before, "list": [1, 1]}
+    second = {**after, "list": [1 + value for value in positions], "new": 4, "new list": [2]}
+    expected = {**more, "list": positions, "new": 4, "new list": [2]}
+    assert worker.counter_difference(second, first) == expected
+
+
+class FakeClock:
+    """A clock that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@contextlib.contextmanager
+def stage_clock() -> Iterator[tuple[worker.StageClock, FakeClock, Any, Any]]:
+    """A stage clock on a fake engine: (clock, its time, engine, the module of vLLM's scopes)."""
+    time_, utils = FakeClock(), types.ModuleType("vllm.v1.utils")
+    utils._PROFILER_FUNC = contextlib.nullcontext  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "vllm.v1.utils", utils)
+        patch.setattr(worker, "time", time_)
+
+        class Scheduler:
+            requests: dict[str, Any] = {}
+
+            def schedule(self) -> Any:
+                time_.now_s += 1
+                cached = types.SimpleNamespace(req_ids=["r"], num_computed_tokens=[5])
+                return types.SimpleNamespace(
+                    scheduled_new_reqs=[],
+                    scheduled_cached_reqs=cached,
+                    num_scheduled_tokens={"r": 4},
+                    total_num_scheduled_tokens=4,
+                    scheduled_spec_decode_tokens={"r": [1, 2, 3]},
+                )
+
+            def update_from_output(self) -> None:
+                time_.now_s += 2
+
+        class Engine:
+            def __init__(self) -> None:
+                self.scheduler = Scheduler()
+                self.engine_core = types.SimpleNamespace(engine_core=types.SimpleNamespace(scheduler=self.scheduler))
+                self.work: Callable[[], None] = lambda: None
+
+            def step(self) -> None:
+                self.scheduler.schedule()
+                self.work()
+                self.scheduler.update_from_output()
+
+        engine = Engine()
+        yield worker.StageClock(types.SimpleNamespace(llm_engine=engine)), time_, engine, utils
+
+
+SCOPES = [*worker.SCOPE_PARTS, "somebody else's scope"]
+Tree = list[tuple[str, float, float, Any]]
+"""(scope, seconds before its children, seconds after them, children)."""
+durations = st.integers(0, 8).map(float)
+trees: st.SearchStrategy[Tree] = st.recursive(
+    st.just([]), lambda children: st.lists(st.tuples(st.sampled_from(SCOPES), durations, durations, children), max_size=3)
+)
+
+
+@given(trees)
+def test_seconds_of_a_scope_exclude_the_scopes_inside_it(tree: Tree) -> None:
+    """A slow sum over the planted tree gives the same seconds; nothing is counted twice."""
+    expected = dict.fromkeys(worker.PARTS, 0.0) | {"schedule_s": 1.0, "update_s": 2.0}
+    unclaimed = 0.0
+
+    with stage_clock() as (clock, time_, engine, utils):
+
+        def walk(nodes: Tree) -> None:
+            nonlocal unclaimed
+            for name, before, after, children in nodes:
+                with utils._PROFILER_FUNC(name):
+                    time_.now_s += before
+                    walk(children)
+                    time_.now_s += after
+                part = worker.SCOPE_PARTS.get(name)
+                if part is None:
+                    unclaimed += before + after
+                else:
+                    expected[part] += before + after
+
+        engine.work = lambda: walk(tree)
+        with clock.running():
+            engine.step()
+        (step,) = clock.steps
+    assert {part: step[part] for part in worker.PARTS} == expected
+    assert math.isclose(step["step_s"], sum(expected.values()) + unclaimed)
+
+
+def test_the_clock_describes_each_step_and_leaves_the_engine_as_it_was() -> None:
+    with stage_clock() as (clock, _, engine, utils):
+        engine.scheduler.requests = {"r": types.SimpleNamespace(num_prompt_tokens=5)}
+        with clock.running():
+            engine.step()
+            engine.step()
+            assert utils._PROFILER_FUNC == clock.scope
+        assert len(clock.steps) == 2
+        assert clock.steps[0] == clock.steps[1]
+        described = {name: clock.steps[0][name] for name in ("kind", "requests", "rows", "draft_tokens", "kv_tokens")}
+        assert described == {"kind": "decode", "requests": 1, "rows": 4, "draft_tokens": 3, "kv_tokens": 9}
+        assert utils._PROFILER_FUNC is contextlib.nullcontext
+        assert vars(engine).keys() == {"scheduler", "engine_core", "work"}
+        assert "schedule" not in vars(engine.scheduler)
+        engine.step()
+        assert len(clock.steps) == 2
+        with clock.running():
+            pass
+        assert clock.steps == [], "each block begins with no samples"
+
+
+def test_the_engine_is_put_back_after_an_error_too() -> None:
+    with stage_clock() as (clock, _, engine, utils):
+
+        def fail() -> None:
+            with utils._PROFILER_FUNC("gpu_model_runner: forward"):
+                raise RuntimeError("out of memory")
+
+        engine.work = fail
+        with pytest.raises(RuntimeError, match="out of memory"), clock.running():
+            engine.step()
+        assert utils._PROFILER_FUNC is contextlib.nullcontext
+        assert "step" not in vars(engine)
+        engine.work = lambda: None
+        with clock.running():
+            engine.step()
+        assert clock.steps[0]["forward_s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda engine, utils: delattr(utils, "_PROFILER_FUNC"), "this vLLM has no named scopes"),
+        (
+            lambda engine, utils: setattr(engine, "engine_core", types.SimpleNamespace()),
+            "set VLLM_ENABLE_V1_MULTIPROCESSING=0",
+        ),
+    ],
+    ids=["no scopes", "another process"],
+)
+def test_a_clock_that_cannot_run_says_why(spoil: Callable[[Any, Any], None], reason: str) -> None:
+    with stage_clock() as (clock, _, engine, utils):
+        assert clock.reason == ""
+        spoil(engine, utils)
+        assert reason in worker.StageClock(types.SimpleNamespace(llm_engine=engine)).reason
