@@ -57,7 +57,7 @@ def engine_steps(output: Output) -> int:
     """Engine steps that emitted something for this request, the prefill step included.
 
     A step emits its accepted tokens and one more, so steps = emitted - accepted; a length limit inside the last
-    accepted run cuts tokens that were counted as accepted, visible where the drafted steps alone would exceed the length.
+    accepted run cuts tokens that were counted as accepted, visible where drafted steps alone would exceed the length.
     """
     emitted, accepted = len(output.token_ids), sum(output.accepted)
     cut = max(0, 1 + len(output.accepted) + accepted - emitted)
