@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -245,11 +244,3 @@ def check_context(where: str, prompt_tokens: int, output_tokens: int, limit: int
             do=f"the prompt has {prompt_tokens}; set max_prompt_tokens in the study or raise the target's "
             "max_model_len",
         )
-
-
-def interpreter_path(path: str) -> Path:
-    """An interpreter given by the user: it must exist and be executable."""
-    found = Path(path).expanduser()
-    if not found.is_file():
-        raise rule("--sd-base-python", "the path of a Python interpreter", path)
-    return found.absolute()

@@ -113,6 +113,15 @@ def sd_session(config: pytest.Config) -> Session:
     return config.stash[SESSION]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """With an option of ours the catalog is read before anything is collected: a mistake is one message, status 4."""
+    given = ("--sd-study", "--sd-catalog", "--sd-prompts", "--sd-base-python", "--sd-run-dir", "--sd-replay")
+    config = session.config
+    if any(config.getoption(name) for name in given) or config.getoption("--sd-engine") != "vllm":
+        sd_session(config)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sd_cell" not in metafunc.fixturenames:
         return
@@ -180,12 +189,13 @@ def sd_run(request: pytest.FixtureRequest) -> RunResults:
 
 
 @pytest.fixture
-def sd_result(sd_cell: Cell, sd_run: RunResults, request: pytest.FixtureRequest) -> CellResult:
+def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
     """What was measured for this test's cell; skips or fails where it could not be run."""
     session = sd_session(request.config)
     gap = session.hardware_gap(sd_cell)
     if gap is not None:
         pytest.fail(f"--sd-require-hardware: {gap}", pytrace=False)
+    sd_run: RunResults = request.getfixturevalue("sd_run")
     if sd_cell.id in session.broken:
         pytest.fail(session.broken[sd_cell.id], pytrace=False)
     if sd_cell.id in session.skipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,12 +16,12 @@ import msgspec
 import draftproof
 from draftproof import results
 from draftproof.catalog import Catalog, load_catalog
-from draftproof.engines import open_engine
+from draftproof.engines import ENGINES, open_engine
 from draftproof.engines.vllm import scrub
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, rule, unknown
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
-from draftproof.plan import Plan, build_plan, interpreter_path
+from draftproof.plan import Plan, build_plan
 from draftproof.records import SCHEMA_VERSION, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver, ReplayResolver
 from draftproof.runner import Resolver, Runner
@@ -51,6 +52,13 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        if options.base_python is not None:
+            interpreter_path("--sd-base-python", options.base_python)
+        interpreter_path("--sd-python", options.python)
+        if options.engine not in ENGINES:
+            raise unknown("--sd-engine", options.engine, ENGINES)
+        if (options.engine == "replay") != (options.replay is not None):
+            raise DraftproofError("--sd-engine replay and --sd-replay RUN (the folder of a recorded run) go together")
         self.catalog: Catalog = load_catalog(*options.overlays)
         self.study: Study = self.catalog.get("studies", options.study)
         self.file_workloads: dict[str, tuple[Workload, Path]] = {}
@@ -144,24 +152,19 @@ class Session:
         return self.results
 
     def _resolver(self, progress: Progress) -> Resolver:
-        if self.options.engine == "replay":
-            return ReplayResolver(RunFolder(self._replay_path()))
+        if self.options.replay is not None:
+            return ReplayResolver(RunFolder(self.options.replay))
         return CatalogResolver(self.catalog, self.study, self.file_workloads, progress)
 
-    def _replay_path(self) -> Path:
-        if self.options.replay is None:
-            raise DraftproofError("--sd-engine replay needs --sd-replay RUN, the folder of a recorded run")
-        return self.options.replay
-
     def _engine(self) -> Any:
-        if self.options.engine == "replay":
-            return open_engine("replay", path=self._replay_path())
+        if self.options.replay is not None:
+            return open_engine("replay", path=self.options.replay)
         return open_engine(self.options.engine)
 
     def _pythons(self) -> dict[str, str]:
         pythons = {"new": self.options.python}
         if self.options.base_python is not None:
-            pythons["base"] = str(interpreter_path(self.options.base_python))
+            pythons["base"] = str(interpreter_path("--sd-base-python", self.options.base_python))
         return pythons
 
     def _check_engine(self) -> None:
@@ -257,6 +260,14 @@ class Session:
             git_dirty=dirty,
             gpu_state=gpu_state(),
         )
+
+
+def interpreter_path(option: str, path: str) -> Path:
+    """An interpreter given by the user: it must be there and executable. Links are kept: a venv's Python is one."""
+    found = Path(path).expanduser().absolute()
+    if not (found.is_file() and os.access(found, os.X_OK)):
+        raise rule(option, "the path of a Python interpreter", path)
+    return found
 
 
 def with_baselines(all_cells: list[Cell], selected: list[Cell]) -> list[Cell]:

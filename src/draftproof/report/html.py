@@ -268,9 +268,11 @@ def shown_rows(results: RunResults, failures: dict[FailureLine, Failure]) -> lis
 
 
 def plain(value: object) -> str:
-    """A recorded value as text: strings as they are, the rest as JSON."""
+    """A recorded value as text: strings as they are, lists of them with commas, the rest as JSON."""
     if value is None or value in ([], {}):
         return "none"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 

@@ -60,8 +60,9 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             "No-SD against a second no-SD process in the same rotations (the run's own noise): "
             + cell_text("; ".join(aa)),
         ]
-    if view.noise_line(results):
-        lines += ["", view.noise_line(results).capitalize() + "."]
+    noise = view.noise_line(results)
+    if noise:
+        lines += ["", noise[0].upper() + noise[1:] + "."]
     builds = [(c, c.build_ratio) for c in results.cells if c.build_ratio is not None]
     if builds:
         lines += ["", "## New build against base build", ""]

@@ -132,7 +132,7 @@ def noise_line(results: RunResults) -> str:
     positions = sum(line.positions for line in results.noise)
     limit = max((cell.sameness.limit_nats for cell in results.cells if cell.sameness), default=0.0)
     return (
-        f"the number of rows alone moved the gap between two tokens by up to {width:.3f} nats over {positions} positions "
+        f"the number of rows alone moved the gap of two tokens by up to {width:.3f} nats over {positions} positions "
         f"of no-SD; a first difference within {limit:.3f} nats is a near tie"
     )
 
