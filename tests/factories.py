@@ -29,7 +29,7 @@ def make_study(**fields: Any) -> Study:
 
 
 def make_block(**fields: Any) -> BlockLine:
-    """Two requests of 8 tokens, k = 3: of 5 drafts of 3 tokens each, 4 had a first token accepted, 2 a second, 1 a third."""
+    """Two requests of 8 tokens, k = 3: of 5 drafts 4 had a first token accepted, 2 a second and 1 a third."""
     given: dict[str, Any] = {
         "session": 0,
         "group": 0,

@@ -20,7 +20,8 @@ def make_output(tokens: int, accepted: list[int] | None = None, drafted: list[in
     )
 
 
-# The requests of `make_block()`, 8 tokens each: 1 of the prefill, 3 + 0 + 1 accepted and 3 of their own; 1, 2 + 1 accepted, 2, and 2 without a draft.
+# The requests of `make_block()`, 8 tokens each: 1 of the prefill, then 3 + 1, 0 + 1 and 1 + 1 of drafted steps; and 1,
+# then 2 + 1 and 1 + 1, and two steps without a draft.
 OUTPUTS = [make_output(8, [3, 0, 1]), make_output(8, [2, 1])]
 
 

@@ -8,7 +8,16 @@ import pytest
 
 from draftproof.analysis.stats import Ratio
 from draftproof.errors import DraftproofError
-from draftproof.gate import Verdict, gap_limit, informing, judge_determinism, judge_throughput, outcome
+from draftproof.gate import (
+    Verdict,
+    gap_limit,
+    informing,
+    judge_determinism,
+    judge_throughput,
+    noise_cap,
+    outcome,
+    tie_limit,
+)
 from draftproof.records import FailureLine
 from draftproof.spec import Cell, Threshold
 from tests.factories import make_cell, make_failure
@@ -215,6 +224,17 @@ def test_the_last_row_for_ties_counts() -> None:
     """The user's overlay comes after ours."""
     rows = [make_limit(gap, metric="divergence_gap_nats") for gap in (0.25, 0.1)]
     assert gap_limit(rows) == 0.1
+
+
+@pytest.mark.parametrize(("measured", "limit"), [(None, 0.25), (0.0, 0.25), (0.2, 0.25), (0.25, 0.25), (0.75, 0.75)])
+def test_measured_noise_widens_a_tie_and_never_narrows_it(measured: float | None, limit: float) -> None:
+    assert tie_limit([make_limit(0.25, metric="divergence_gap_nats")], measured) == limit
+
+
+def test_measured_noise_has_a_cap_of_its_own_or_none() -> None:
+    """The last row counts, as for ties; no row, no cap."""
+    assert noise_cap([make_limit()]) is None
+    assert noise_cap([make_limit(cap, metric="noise_width_nats") for cap in (1.0, 0.5)]) == 0.5
 
 
 @pytest.mark.parametrize("rows", [[], [make_limit()]])

@@ -24,8 +24,13 @@ LAPTOP = Machine("a CPU", cores=2, memory_gib=23.6)
 
 def make_hardware(**changes: Any) -> Hardware:
     fields: dict[str, Any] = {
-        "name": "h100", "title": "H100", "markers": ["gpu"], "device": "cuda", "max_live_arms": 2,
-        "detect": Detect(gpu_name="H100", min_gpus=1, min_gpu_memory_gib=70), **changes,
+        "name": "h100",
+        "title": "H100",
+        "markers": ["gpu"],
+        "device": "cuda",
+        "max_live_arms": 2,
+        "detect": Detect(gpu_name="H100", min_gpus=1, min_gpu_memory_gib=70),
+        **changes,
     }
     return Hardware(**fields)
 
@@ -42,12 +47,15 @@ def test_a_machine_that_fits() -> None:
     assert missing(make_hardware(detect=Detect()), with_gpus(L4)) is None
 
 
-@pytest.mark.parametrize(("machine", "found"), [
-    (LAPTOP, "no GPU (2 CPU cores, 24 GiB)"),
-    (Machine("c", 1, 2.0, nvml_error="Driver Not Loaded"), "no GPU (1 CPU core, 2 GiB; NVML: Driver Not Loaded)"),
-    (with_gpus(L4, L4), "2 x NVIDIA L4 with 22.49 GiB"),
-    (with_gpus(Gpu("NVIDIA H100 NVL", 60.0), L4), "1 x NVIDIA H100 NVL with 60 GiB, 1 x NVIDIA L4 with 22.49 GiB"),
-])
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [
+        (LAPTOP, "no GPU (2 CPU cores, 24 GiB)"),
+        (Machine("c", 1, 2.0, nvml_error="Driver Not Loaded"), "no GPU (1 CPU core, 2 GiB; NVML: Driver Not Loaded)"),
+        (with_gpus(L4, L4), "2 x NVIDIA L4 with 22.49 GiB"),
+        (with_gpus(Gpu("NVIDIA H100 NVL", 60.0), L4), "1 x NVIDIA H100 NVL with 60 GiB, 1 x NVIDIA L4 with 22.49 GiB"),
+    ],
+)
 def test_what_is_missing_is_said(machine: Machine, found: str) -> None:
     """One form: needs X; found Y; enable with Z."""
     reason = missing(make_hardware(), machine)
@@ -93,10 +101,24 @@ def test_missing_agrees_with_counting(found: list[Gpu], name: str, count: int, m
     assert (missing(make_hardware(detect=detect), with_gpus(*found)) is None) == (fitting >= max(count, 1))
 
 
-@pytest.mark.parametrize(("variable", "chosen"), [
-    (None, [0, 1, 2]), ("", []), ("-1", []), ("2,0", [2, 0]), (" 1 , 2 ", [1, 2]), ("0,7,1", [0]), ("0,-1,1", [0]),
-    ("GPU-b", [1]), ("GPU-c,GPU-a1", [2, 0]), ("GPU-", []), ("1,1", []), ("nonsense", []), ("²", []),
-])
+@pytest.mark.parametrize(
+    ("variable", "chosen"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        (" 1 , 2 ", [1, 2]),
+        ("0,7,1", [0]),
+        ("0,-1,1", [0]),
+        ("GPU-b", [1]),
+        ("GPU-c,GPU-a1", [2, 0]),
+        ("GPU-", []),
+        ("1,1", []),
+        ("nonsense", []),
+        ("²", []),
+    ],
+)
 def test_visible_gpus_as_cuda_counts_them(variable: str | None, chosen: list[int]) -> None:
     """CUDA's rules: the first entry that names no one GPU ends the list, and a GPU named twice leaves none."""
     assert visible_indices(["GPU-a1", "GPU-b2", "GPU-c3"], variable) == chosen
@@ -223,8 +245,13 @@ def test_gpu_state(nvml: FakeNvml) -> None:
     """Units are in the names; what a GPU does not tell is None."""
     first, second = hardware.gpu_state()
     assert first == {
-        "name": "NVIDIA H100 80GB HBM3", "sm_clock_mhz": 1980, "sm_clock_max_mhz": 2000, "memory_clock_mhz": 2619,
-        "temperature_c": 40, "power_w": 123.456, "power_limit_w": 700.0,
+        "name": "NVIDIA H100 80GB HBM3",
+        "sm_clock_mhz": 1980,
+        "sm_clock_max_mhz": 2000,
+        "memory_clock_mhz": 2619,
+        "temperature_c": 40,
+        "power_w": 123.456,
+        "power_limit_w": 700.0,
     }
     assert second["power_w"] is None
     assert second["power_limit_w"] == 700.0

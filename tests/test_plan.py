@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from draftproof.plan import (
     Plan,
     build_plan,
     check_context,
-    interpreter_path,
     max_model_tokens,
     speculative_config,
 )
@@ -136,7 +134,7 @@ def test_a_second_no_sd_only_where_the_study_asks(aa: bool, hardware: Hardware) 
 
 
 def test_units_are_the_workloads_and_batch_sizes_in_order() -> None:
-    cells = [make_cell(v, b, w) for w in ("x", "y") for b in (1, 4) for v in ("no_sd", "eagle")]
+    cells = [make_cell(v, b, workload=w) for w in ("x", "y") for b in (1, 4) for v in ("no_sd", "eagle")]
     (group,) = plan_of(cells=cells).groups
     assert [(u.key.workload, u.key.batch_size) for u in group.units] == [("x", 1), ("x", 4), ("y", 1), ("y", 4)]
     assert all(u.key.group == group.index and u.key.target == "t" for u in group.units)
@@ -267,6 +265,15 @@ def test_two_builds_fit_the_memory_too(room: int, aa: bool) -> None:
     hardware = make_hardware(max_live_arms=room)
     plan = plan_of("no_sd", "ngram", "eagle", "eagle3", hardware=hardware, two_builds=True, aa=aa)
     assert [len(group.arms) for group in plan.groups if len(group.arms) > room] == []
+
+
+@pytest.mark.parametrize("two_builds", [False, True])
+@pytest.mark.parametrize("room", [2, 3, 4])
+@pytest.mark.parametrize("aa", [False, True])
+def test_no_group_is_loaded_for_no_sd_alone(two_builds: bool, room: int, aa: bool) -> None:
+    """Where there are variants or a twin to pair it with, also where both builds of a variant are too many."""
+    plan = plan_of("no_sd", "eagle", "eagle3", hardware=make_hardware(max_live_arms=room), two_builds=two_builds, aa=aa)
+    assert all(any(spec.variant != "no_sd" or spec.role == "aa" for spec in group.arms) for group in plan.groups)
 
 
 # -- what a variant forces -------------------------------------------------------------------------------------------
@@ -454,11 +461,3 @@ def test_another_variant_of_the_same_name_is_another_plan(change: dict[str, Any]
     cells = [make_cell("no_sd"), make_cell("mine")]
     plans = [build_plan(make_catalog(variants=(NO_SD, v)), make_study(), cells) for v in (before, after)]
     assert plans[0].sha256 != plans[1].sha256
-
-
-def test_an_interpreter_must_exist(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.touch()
-    assert interpreter_path(str(python)) == python
-    with pytest.raises(DraftproofError, match=r"--sd-base-python must be .*'/no/such/python'"):
-        interpreter_path("/no/such/python")

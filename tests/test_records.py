@@ -23,6 +23,7 @@ from draftproof.records import (
     SCHEMA_VERSION,
     ArmLine,
     BlockLine,
+    NoiseLine,
     Output,
     RotationLine,
     RunFolder,
@@ -152,13 +153,18 @@ def test_every_kind_of_line_comes_back_as_it_was(folder: RunFolder) -> None:
         session=0, group=0, target="t", workload="w", batch_size=2, rotation=0, arm="ngram", request=1, position=3,
         tokens=(8, 9), texts=(" a", "é\n"), best_logprob=-0.5, logprobs=(-0.5, None),
     )  # fmt: skip
-    folder.append([session, arm, workload, failure, score])
+    noise = NoiseLine(
+        session=0, group=0, target="t", workload="w", batch_size=2, rotation=0, arm="no_sd", positions=64,
+        width_nats=0.1, largest_nats=[0.1, 0.05],
+    )  # fmt: skip
+    folder.append([session, arm, workload, failure, score, noise])
     rotation = make_rotation()
     rotation.add_to(folder)
     data = folder.read()
     assert (data.sessions, data.arms, data.workloads, data.failures, data.scores) == (
         [session], [arm], [workload], [failure], [score],
     )  # fmt: skip
+    assert data.noise == [noise]
     assert (data.rotations, data.blocks) == ([rotation.closing], rotation.blocks)
     assert (data.header, data.torn) == (make_header(), False)
 
@@ -474,6 +480,18 @@ def test_a_later_session_adds_to_what_is_compacted(folder: RunFolder) -> None:
     assert parts_of(folder) == []
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_only_the_parts_asked_for_are_read(folder: RunFolder, compacted: bool) -> None:
+    """Those whose rotation is closed: the rest may be remains."""
+    first, second = make_rotation(0), make_rotation(1)
+    first.add_to(folder)
+    second.add_to(folder)
+    if compacted:
+        tables.compact(folder.path, {first.closing.part, second.closing.part})
+    assert tables.read_outputs(folder.path, {second.closing.part}) == second.by_key()
+    assert tables.read_outputs(folder.path, set()) == {}
+
+
 def test_compacting_nothing_writes_nothing(folder: RunFolder) -> None:
     tables.compact(folder.path, set())
     assert not list(folder.path.glob("*.parquet"))
@@ -541,21 +559,18 @@ def test_an_append_cut_short_leaves_the_records_as_they_were(folder: RunFolder, 
     assert records_of(folder) == before
 
 
+@pytest.mark.parametrize(("module", "name"), [(os, "fsync"), (pq, "write_table")], ids=["flush", "write"])
 def test_a_full_disk_while_a_part_is_written_adds_no_rotation(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, module: object, name: str
 ) -> None:
     make_rotation(0).add_to(folder)
     before = records_of(folder)
-    for broken in (
-        lambda patch: patch.setattr(os, "fsync", no_space),
-        lambda patch: patch.setattr(pq, "write_table", no_space),
-    ):
-        with monkeypatch.context() as patch:
-            broken(patch)
-            with pytest.raises(DraftproofError, match=r"cannot write a Parquet part: No space left on device"):
-                make_rotation(1).add_to(folder)
-        assert records_of(folder) == before
-        assert parts_of(folder) == ["tokens-g0-w-b2-r0000-speed.parquet"], "nothing half-written stays"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, no_space)
+        with pytest.raises(DraftproofError, match=r"cannot write a Parquet part: No space left on device"):
+            make_rotation(1).add_to(folder)
+    assert records_of(folder) == before
+    assert parts_of(folder) == ["tokens-g0-w-b2-r0000-speed.parquet"], "nothing half-written stays"
     make_rotation(1).add_to(folder)
     assert outputs_of(folder) == make_rotation(0).by_key() | make_rotation(1).by_key()
 

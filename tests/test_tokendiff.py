@@ -114,6 +114,7 @@ def test_the_gap_is_that_of_the_worse_token(
         (3, 0.0, True, "near_tie"),
         (3, 0.125, True, "near_tie"),
         (3, LIMIT_NATS, True, "near_tie"),
+        (3, LIMIT_NATS + 5e-6, True, "near_tie"),  # within float32 of the limit
         (3, 0.2501, True, "divergent"),
         (3, 5.0, True, "divergent"),
         (3, float("inf"), True, "divergent"),

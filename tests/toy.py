@@ -23,6 +23,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    NoiseRequest,
     Score,
     ScoreRequest,
     StartRequest,
@@ -93,6 +94,11 @@ def speculate(length: int, k: int, wrong: Callable[[int], bool]) -> tuple[list[i
     return accepted, [k] * len(accepted)
 
 
+def is_wrong(place: int, every: int) -> bool:
+    """Whether a draft is wrong there: one of `every` places, without a period; 0: nowhere."""
+    return bool(every) and zlib.crc32(b"%d" % place) % every == 0
+
+
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +152,7 @@ class ToyEngine:
     """Spread of the log-normal noise of a block's seconds."""
     seed: int = 0
     wrong_every: dict[str, int] = field(default_factory=lambda: {"partly": 3})
-    """Variant -> every how many positions its draft is wrong; a variant that is not named is always right."""
+    """Variant -> one of how many positions its draft is wrong at; a variant that is not named is always right."""
     crashes: tuple[Where, ...] = ()
     interrupts: tuple[Where, ...] = ()
     """Where a KeyboardInterrupt arrives."""
@@ -157,6 +163,10 @@ class ToyEngine:
     """Arm key -> why it has no stage clock."""
     gap_nats: float | None = 3.0
     """Distance of the second token of a pair to the best one; None: not among the 20 best."""
+    noise_nats: float = 0.0
+    """Largest change of a gap that the number of rows alone makes."""
+    resolved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Arm key -> what its vLLM made of the configuration otherwise than the others."""
     tokenize_error: EngineError | None = None
     score_error: EngineError | None = None
     second_bos: bool = False
@@ -167,6 +177,7 @@ class ToyEngine:
     calls: list[Call] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     scored: list[ScoreRequest] = field(default_factory=list)
+    measured: list[NoiseRequest] = field(default_factory=list)
     live: set[ToyArm] = field(default_factory=set)
     most_live: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -209,7 +220,11 @@ class ToyArm:
                 "gpus": [],
                 "preloads": [],
             },
-            resolved={"max_model_len": spec.engine.get("max_model_len"), "seed": spec.engine.get("seed")},
+            resolved={
+                "max_model_len": spec.engine.get("max_model_len"),
+                "seed": spec.engine.get("seed"),
+                **engine.resolved.get(spec.key, {}),
+            },
             stages_reason=engine.no_stages.get(spec.key, ""),
         )
 
@@ -252,8 +267,7 @@ class ToyArm:
         every, offset = self.wrong_every, len(prompt)
         accepted, drafted = [], []
         if self.k:
-            wrong = (lambda position: (position + offset) % every == 0) if every else (lambda position: False)
-            accepted, drafted = speculate(len(tokens), self.k, wrong)
+            accepted, drafted = speculate(len(tokens), self.k, lambda position: is_wrong(position + offset, every))
         reason = "stop" if tokens[-1] == EOS else "length"
         return Output(token_ids=tokens, finish_reason=reason, accepted=accepted, drafted=drafted)
 
@@ -269,7 +283,9 @@ class ToyArm:
         }
 
     def seconds(self, request: BlockRequest, tokens: int) -> float:
-        place = f"{self.engine.seed}-{self.key}-{request.unit}-{request.rotation}-{request.pass_index}-{request.purpose}"
+        place = (
+            f"{self.engine.seed}-{self.key}-{request.unit}-{request.rotation}-{request.pass_index}-{request.purpose}"
+        )
         noise = random.Random(place).gauss(0.0, self.engine.sigma)
         return tokens * TOKEN_S / self.engine.speeds.get(self.key, 1.0) * math.exp(noise)
 
@@ -280,17 +296,24 @@ class ToyArm:
         for number in range(1 + count):
             prefill = number == 0
             parts = dict.fromkeys(PARTS_S, 0.0)
-            parts |= {"forward_s": 5e-3 * (1 + request.rotation), "lm_head_s": 1e-3, "sample_s": 5e-4, "schedule_s": 2e-4}
+            parts |= {
+                "forward_s": 5e-3 * (1 + request.rotation),
+                "lm_head_s": 1e-3,
+                "sample_s": 5e-4,
+                "schedule_s": 2e-4,
+            }
             parts["draft_s"] = 7e-4 if self.k and not prefill else 0.0
             parts["step_s"] = sum(parts.values()) + 1e-4
-            rows.append({
-                "kind": "prefill" if prefill else "decode",
-                "requests": len(outputs),
-                "rows": len(outputs) * (1 + self.k),
-                "draft_tokens": 0 if prefill else len(outputs) * self.k,
-                "kv_tokens": 100 + number,
-                **parts,
-            })
+            rows.append(
+                {
+                    "kind": "prefill" if prefill else "decode",
+                    "requests": len(outputs),
+                    "rows": len(outputs) * (1 + self.k),
+                    "draft_tokens": 0 if prefill else len(outputs) * self.k,
+                    "kv_tokens": 100 + number,
+                    **parts,
+                }
+            )
         return rows
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
@@ -302,7 +325,9 @@ class ToyArm:
             for prompt in request.prompts
         ]
         extra = [BOS] if self.engine.second_bos else []
-        return Tokenized(token_ids=[extra + tokens_of(text) for text in texts], bos_token_id=BOS, tokenizer_sha256="toy")
+        return Tokenized(
+            token_ids=[extra + tokens_of(text) for text in texts], bos_token_id=BOS, tokenizer_sha256="toy"
+        )
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
         assert self in self.engine.live, f"{self.key} is used after its end"
@@ -318,6 +343,12 @@ class ToyArm:
             )
             for request in requests
         ]
+
+    def noise(self, request: NoiseRequest) -> list[float]:
+        assert self in self.engine.live, f"{self.key} is used after its end"
+        self.engine.measured.append(request)
+        positions = len(request.prompts) * request.output_tokens
+        return [self.engine.noise_nats, *[0.0] * (positions - 1)]
 
     def close(self) -> None:
         with self.engine.lock:
@@ -385,6 +416,13 @@ ENTRIES = {
         estimator = "larger gap to the best token"
         gating = true
         source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "noise_width_nats"
+        limit = 1.0
+        estimator = "largest change of a gap"
+        gating = true
+        source = "the toy's own rule"
     """,
     "studies/toy.toml": """
         name = "toy"
@@ -440,7 +478,9 @@ def with_study(catalog: Catalog, **changes: Any) -> Catalog:
     return msgspec.structs.replace(catalog, **entries)
 
 
-def rows(variants: Iterable[str], workloads: Iterable[str] = ("short",), sizes: Iterable[int] = (2,)) -> list[MatrixRow]:
+def rows(
+    variants: Iterable[str], workloads: Iterable[str] = ("short",), sizes: Iterable[int] = (2,)
+) -> list[MatrixRow]:
     """A matrix of one row."""
     return [MatrixRow(target="toy", variants=list(variants), workloads=list(workloads), batch_sizes=list(sizes))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -66,6 +67,8 @@ def judge_throughput(
         return broken
     if not needs_speedup:
         return Judgement(verdict="PASS", reason="the reference itself")
+    if speedup is not None and not (math.isfinite(speedup.low) and math.isfinite(speedup.high)):
+        return Judgement(verdict="INSUFFICIENT", reason=f"the interval of the speedup is not finite: {show(speedup)}")
     if speedup is None:
         return Judgement(verdict="INSUFFICIENT", reason="fewer than two finished pairs: no interval, so no figure")
     rows = [row for row in limits if row.metric == "speedup" and row.gating and row.covers(cell)]
@@ -92,7 +95,10 @@ def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlik
     if causes.get("divergent"):
         return Judgement(verdict="FAILED", reason=f"divergent outputs: {told} of {total}")
     if causes.get("inconclusive"):
-        return Judgement(verdict="UNSTABLE", reason=f"no-SD does not repeat itself: {told} of {total}")
+        return Judgement(
+            verdict="UNSTABLE",
+            reason=f"no-SD does not repeat itself, or a difference was not scored: {told} of {total}",
+        )
     return Judgement(verdict="PASS", reason=f"{told} of {total}")
 
 

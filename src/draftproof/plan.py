@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,12 +24,13 @@ class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Name within its target's group: ``ngram``, ``no_sd``, ``no_sd.aa``, ``base:ngram``, ... ."""
     target: str
     variant: str
+    variant_sha256: str
+    """Of the variant's entry: an entry that changed is another plan."""
     role: Literal["run", "aa"] = "run"
     build: Build = "new"
     engine: dict[str, Any]
     """vLLM engine arguments but for the model."""
     variables: dict[str, str]
-    forces: Forced
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,68 +63,91 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return digest([self.study, list(self.cells), list(self.groups)])
 
 
-def baseline_key(variant: Variant, hardware: Hardware) -> str:
-    """The no-SD arm that a variant is paired with: plain, or one with the settings that the variant forces."""
-    parts = []
-    forces = variant.forces
-    if forces.async_scheduling is not None and hardware.engine.get("async_scheduling") != forces.async_scheduling:
-        parts.append(f"async={'on' if forces.async_scheduling else 'off'}")
-    if forces.v1_runner and hardware.device == "cuda":
-        parts.append("v1")
-    return "no_sd" + (f"[{','.join(parts)}]" if parts else "")
+class Place(NamedTuple):
+    """Where arms run: what their engine settings come from."""
+
+    study: Study
+    hardware: Hardware
+    target: Target
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """vLLM engine arguments; the study's go over the target's, those over the hardware's."""
+        return {
+            "dtype": self.target.dtype,
+            "tensor_parallel_size": self.hardware.tensor_parallel_size,
+            "seed": self.study.seed,
+            **self.hardware.engine,
+            **self.target.engine,
+            **self.study.engine,
+        }
+
+    def arm(
+        self, key: str, variant: Variant, forces: Forced, *, build: Build, role: Literal["run", "aa"] = "run"
+    ) -> ArmSpec:
+        engine, variables = self.engine, {**self.hardware.variables}
+        if forces.async_scheduling is not None:
+            engine["async_scheduling"] = forces.async_scheduling
+        if forces.v1_runner and self.hardware.device == "cuda":
+            variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        return ArmSpec(
+            key=prefix(build) + key,
+            target=self.target.name,
+            variant=variant.name,
+            variant_sha256=digest(variant),
+            role=role,
+            build=build,
+            engine=engine,
+            variables=variables,
+        )
+
+    def baseline_key(self, variant: Variant) -> str:
+        """The no-SD arm that a variant is paired with: plain, or one with the settings that the variant forces."""
+        parts = []
+        forces = variant.forces
+        if forces.async_scheduling is not None and self.engine.get("async_scheduling") != forces.async_scheduling:
+            parts.append(f"async={'on' if forces.async_scheduling else 'off'}")
+        if forces.v1_runner and self.hardware.device == "cuda":
+            parts.append("v1")
+        return "no_sd" + (f"[{','.join(parts)}]" if parts else "")
 
 
 def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds: bool = False) -> Plan:
     """Group the cells' arms by target and hardware, then by what fits the memory; each group has its own no-SD."""
+    builds: tuple[Build, ...] = ("new", "base") if two_builds else ("new",)
     groups: list[Group] = []
     for target_name, hardware_name in dict.fromkeys((cell.target, cell.hardware) for cell in cells):
-        target: Target = catalog.get("targets", target_name)
-        hardware: Hardware = catalog.get("hardware", hardware_name)
+        place = Place(study, catalog.get("hardware", hardware_name), catalog.get("targets", target_name))
         chosen = [cell for cell in cells if (cell.target, cell.hardware) == (target_name, hardware_name)]
         variants = [catalog.variants[name] for name in dict.fromkeys(cell.variant for cell in chosen)]
-        for arms in arm_groups(variants, study, hardware, target, two_builds=two_builds):
+        no_sd = catalog.get("variants", "no_sd")
+        for number, arms in enumerate(arm_groups(variants, no_sd, place, builds)):
             index = len(groups)
+            found = tuple(units(index, arms, chosen, first=number == 0))
             groups.append(
-                Group(
-                    index=index,
-                    target=target,
-                    hardware=hardware,
-                    arms=tuple(arms),
-                    units=tuple(units(index, arms, chosen, catalog, hardware)),
-                )
+                Group(index=index, target=place.target, hardware=place.hardware, arms=tuple(arms), units=found)
             )
     plan = Plan(study=study, cells=tuple(cells), groups=tuple(groups))
     check_limits(plan)
     return plan
 
 
-def arm_groups(
-    variants: list[Variant], study: Study, hardware: Hardware, target: Target, *, two_builds: bool
-) -> list[list[ArmSpec]]:
+def arm_groups(variants: list[Variant], no_sd: Variant, place: Place, builds: tuple[Build, ...]) -> list[list[ArmSpec]]:
     """Arms in groups of at most ``max_live_arms`` (with two builds each variant is there twice)."""
-    builds: tuple[Build, ...] = ("new", "base") if two_builds else ("new",)
     by_baseline: dict[str, list[Variant]] = {}
     for variant in variants:
+        members = by_baseline.setdefault(place.baseline_key(variant) if variant.speculative else "no_sd", [])
         if variant.speculative:
-            by_baseline.setdefault(baseline_key(variant, hardware), []).append(variant)
-        else:
-            by_baseline.setdefault("no_sd", [])
+            members.append(variant)
     groups: list[list[ArmSpec]] = []
     for baseline, members in by_baseline.items():
-        forces = members[0].forces if members and baseline != "no_sd" else Forced()
-        no_sd = [
-            arm(f"{prefix(build)}{baseline}", "no_sd", forces, study, hardware, target, build=build) for build in builds
-        ]
-        bundles = [
-            [
-                arm(f"{prefix(build)}{member.name}", member.name, member.forces, study, hardware, target, build=build)
-                for build in builds
-            ]
-            for member in members
-        ]
-        if study.aa and baseline == next(iter(by_baseline)):
-            bundles.insert(0, [arm(f"{baseline}.aa", "no_sd", forces, study, hardware, target, role="aa")])
-        groups.extend([*no_sd, *chunk] for chunk in fill(bundles, hardware.max_live_arms - len(no_sd)))
+        forces = members[0].forces if baseline != "no_sd" else Forced()
+        base_arms = [place.arm(baseline, no_sd, forces, build=build) for build in builds]
+        bundles = [[place.arm(v.name, v, v.forces, build=build) for build in builds] for v in members]
+        if place.study.aa and not groups:
+            bundles.insert(0, [place.arm(f"{baseline}.aa", no_sd, forces, build="new", role="aa")])
+        room = place.hardware.max_live_arms - len(base_arms)
+        groups.extend([*base_arms, *chunk] for chunk in fill(bundles, room))
     return groups
 
 
@@ -141,43 +165,8 @@ def prefix(build: Build) -> str:
     return "base:" if build == "base" else ""
 
 
-def arm(
-    key: str,
-    variant: str,
-    forces: Forced,
-    study: Study,
-    hardware: Hardware,
-    target: Target,
-    *,
-    role: Literal["run", "aa"] = "run",
-    build: Build = "new",
-) -> ArmSpec:
-    engine: dict[str, Any] = {
-        "dtype": target.dtype,
-        "tensor_parallel_size": hardware.tensor_parallel_size,
-        "seed": study.seed,
-        **hardware.engine,
-        **target.engine,
-        **study.engine,
-    }
-    variables = {**hardware.variables}
-    if forces.async_scheduling is not None:
-        engine["async_scheduling"] = forces.async_scheduling
-    if forces.v1_runner and hardware.device == "cuda":
-        variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    return ArmSpec(
-        key=key,
-        target=target.name,
-        variant=variant,
-        role=role,
-        build=build,
-        engine=engine,
-        variables=variables,
-        forces=forces,
-    )
-
-
-def units(index: int, arms: list[ArmSpec], cells: list[Cell], catalog: Catalog, hardware: Hardware) -> list[Unit]:
+def units(index: int, arms: list[ArmSpec], cells: list[Cell], *, first: bool) -> list[Unit]:
+    """The units of one group; `first`: whether it is its target's first, which also runs what no-SD runs alone."""
     live = {spec.variant for spec in arms}
     result = []
     for workload, batch_size in dict.fromkeys((cell.workload, cell.batch_size) for cell in cells):
@@ -187,8 +176,7 @@ def units(index: int, arms: list[ArmSpec], cells: list[Cell], catalog: Catalog, 
             if (cell.workload, cell.batch_size) == (workload, batch_size) and cell.variant in live
         )
         names = {cell.variant for cell in members}
-        # no-SD alone is worth running once, in the first group that has the unit.
-        if not names or (names == {"no_sd"} and (index > 0 and live != {"no_sd"})):
+        if not names or (names == {"no_sd"} and not first):
             continue
         keys = tuple(spec.key for spec in arms if spec.variant in names | {"no_sd"})
         result.append(Unit(key=UnitKey(index, cells[0].target, workload, batch_size), arms=keys, cells=members))

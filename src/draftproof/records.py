@@ -244,8 +244,8 @@ class RunFolder:
         with folder.writing("create the report folder"):
             for name in ("parts", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            folder.write_header(header)
             (path / "records.jsonl").touch()
+            folder.write_header(header)  # last: a folder with a header is a run that can be gone on with
         return folder
 
     @contextlib.contextmanager
@@ -290,11 +290,13 @@ class RunFolder:
         """Append all lines or none, flushed to the disk."""
         payload = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         path = self.path / "records.jsonl"
-        with self.writing("append to records.jsonl"), path.open("ab") as file:
+        # Unbuffered: a buffer would write the rest of a failed payload when the file is closed.
+        with self.writing("append to records.jsonl"), path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
-                file.write(payload)
-                file.flush()
+                left = memoryview(payload)
+                while left:
+                    left = left[file.write(left) :]
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(path, size)

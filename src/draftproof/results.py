@@ -317,7 +317,11 @@ def compare(
                     position=position,
                     tokens_at_risk=len(reference[index].token_ids) if position is None else position + 1,
                     cause=tokendiff.cause_of(
-                        position, gap, limit_nats=limit_nats, reference_repeats=repeats and noise_is_told
+                        position,
+                        gap,
+                        limit_nats=limit_nats,
+                        reference_repeats=repeats and noise_is_told,
+                        scored=score is not None or ends_early(position, reference[index], other[index]),
                     ),
                     gap_nats=gap,
                     texts=score.texts if score else None,
@@ -351,6 +355,11 @@ def compare(
             variant_repeat_identical=variant_repeat,
         ),
     )
+
+
+def ends_early(position: int | None, left: Output, right: Output) -> bool:
+    """Whether one output merely stops where the other goes on: there is no second token to score."""
+    return position is not None and position >= min(len(left.token_ids), len(right.token_ids))
 
 
 def ids(outputs: list[Output]) -> list[list[int]]:

@@ -95,6 +95,7 @@ class Session:
         if self.results is not None:
             return self.results
         cells = list(selected)
+        self._check_room(cells)
         resolver = self._resolver(progress)
         self._check_engine()
         cells = self._available(cells, resolver)
@@ -178,6 +179,16 @@ class Session:
                 raise DraftproofError(
                     f"needs vLLM under the interpreter of {option}; found none in {scrub(python)}; enable with "
                     "pip install 'draftproof[cpu]' (no GPU) or 'draftproof[gpu]', or give another interpreter"
+                )
+
+    def _check_room(self, cells: list[Cell]) -> None:
+        """Two builds need four engines at once: no-SD and a variant, twice."""
+        for name in dict.fromkeys(cell.hardware for cell in cells):
+            room = self.catalog.hardware[name].max_live_arms
+            if self.options.base_python is not None and room < 4:
+                raise DraftproofError(
+                    f"--sd-base-python needs 4 live engines (no-SD and a variant under both builds); hardware {name!r} "
+                    f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own (--sd-catalog)"
                 )
 
     def _available(self, cells: list[Cell], resolver: Resolver) -> list[Cell]:

@@ -206,6 +206,10 @@ class MatrixRow(Entry, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
             require(size >= 1, "batch_sizes", "integers of at least 1", size)
+        require(
+            self.output_tokens is None or self.output_tokens >= 1, "output_tokens", "at least 1", self.output_tokens
+        )
+        require(self.num_prompts is None or self.num_prompts >= 1, "num_prompts", "at least 1", self.num_prompts)
         for field in ("variants", "workloads", "batch_sizes"):
             require(bool(getattr(self, field)), field, "a non-empty list", getattr(self, field))
 
@@ -244,6 +248,7 @@ class Study(Entry, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require(bool(self.matrix), "matrix", "at least one row", self.matrix)
         require(self.output_tokens >= 1, "output_tokens", "at least 1", self.output_tokens)
+        require(self.num_prompts is None or self.num_prompts >= 1, "num_prompts", "at least 1", self.num_prompts)
         require(self.rotations >= 2, "rotations", "at least 2 (one pair has no interval)", self.rotations)
         require(self.max_rotations >= self.rotations, "max_rotations", "at least rotations", self.max_rotations)
 

@@ -160,6 +160,8 @@ def compact(folder: Path, parts: set[str]) -> None:
             with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
                 for source in sources:
                     writer.write_table(pq.read_table(source, schema=schema))
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())  # before the parts go
             temporary.replace(whole)
         for path in (folder / "parts").glob(f"{kind}-*.parquet"):
             path.unlink()

@@ -101,6 +101,13 @@ def soundness(block: BlockLine, outputs: Sequence[Output], expected_tokens: int 
         f"{by_position[:1]} accepted at the first position of {block.num_drafts} drafts",
     )
     if any(output.drafted for output in outputs):
+        steps = [(a, d) for o in outputs for a, d in zip(o.accepted, o.drafted, strict=False)]
+        worse = [step for step in steps if step[0] > step[1]]
+        hold(not worse, f"steps accepted more than they drafted: (accepted, drafted) {worse[:5]}")
+        hold(
+            len(steps) == block.num_drafts,
+            f"requests took {len(steps)} drafted steps, vLLM's counter says {block.num_drafts}",
+        )
         accepted, drafted = sum(sum(o.accepted) for o in outputs), sum(sum(o.drafted) for o in outputs)
         hold(
             accepted == block.num_accepted_tokens,

@@ -59,8 +59,10 @@ def paired_ratio(pairs: Sequence[PairSums], confidence: float = CONFIDENCE) -> R
         return None
     value = ratio_of_totals(pairs)
     if len(pairs) >= BCA_FROM_CLUSTERS:
-        low, high = bca(pairs, confidence)
-        return Ratio(value=value, low=low, high=high, clusters=len(pairs), method="BCa bootstrap over prompt sets")
+        interval = bca(pairs, confidence)
+        if interval is not None:
+            low, high = interval
+            return Ratio(value=value, low=low, high=high, clusters=len(pairs), method="BCa bootstrap over prompt sets")
     from scipy import stats
 
     count = len(pairs)
@@ -77,15 +79,16 @@ def paired_ratio(pairs: Sequence[PairSums], confidence: float = CONFIDENCE) -> R
     )
 
 
-def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float]:
+def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float] | None:
+    """BCa interval of the ratio; None where all pairs show one ratio: the bootstrap has nothing to draw from."""
     from scipy import stats
 
     columns = [
         np.array([getattr(p, name) for p in pairs]) for name in ("tokens", "seconds", "base_tokens", "base_seconds")
     ]
-    if all(np.ptp(column) == 0 for column in columns):
-        value = ratio_of_totals(pairs)
-        return value, value
+    ratios = [ratio_of_totals([pair]) for pair in pairs]
+    if math.isclose(min(ratios), max(ratios), rel_tol=1e-12):
+        return None
 
     def log_ratio(
         tokens: np.ndarray, seconds: np.ndarray, base_tokens: np.ndarray, base_seconds: np.ndarray, axis: int = -1
@@ -105,7 +108,8 @@ def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float]:
         n_resamples=4999,
         rng=np.random.default_rng(0),
     )
-    return math.exp(found.confidence_interval.low), math.exp(found.confidence_interval.high)
+    low, high = float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return (math.exp(low), math.exp(high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

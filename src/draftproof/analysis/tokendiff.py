@@ -66,10 +66,12 @@ SLACK_NATS = 1e-5
 """Log-probabilities are differences of float32 sums: a gap of exactly the limit may come out a little above it."""
 
 
-def cause_of(position: int | None, gap_nats: float | None, *, limit_nats: float, reference_repeats: bool) -> Cause:
-    """The class of one comparison."""
+def cause_of(
+    position: int | None, gap_nats: float | None, *, limit_nats: float, reference_repeats: bool, scored: bool = True
+) -> Cause:
+    """The class of one comparison; `scored`: whether a referee looked at the difference at all."""
     if position is None:
         return "identical"
-    if not reference_repeats:
+    if not reference_repeats or not scored:
         return "inconclusive"
     return "near_tie" if gap_nats is not None and gap_nats <= limit_nats + SLACK_NATS else "divergent"
