@@ -15,7 +15,7 @@ from draftproof.plan import ArmSpec, Group, Unit
 from draftproof.records import UnitKey
 from draftproof.referee import is_no_sd, references
 from draftproof.runner import check_bos, fits, log_name
-from draftproof.spec import Forced, Hardware, Purpose, Target
+from draftproof.spec import Hardware, Purpose, Target
 from tests.factories import make_cell
 
 
@@ -39,7 +39,7 @@ def make_arm(key: str) -> ArmSpec:
         role="aa" if key.endswith(".aa") else "run",
         engine={},
         variables={},
-        forces=Forced(),
+        variant_sha256="",
     )
 
 

@@ -188,7 +188,7 @@ class Session:
             if self.options.base_python is not None and room < 4:
                 raise DraftproofError(
                     f"--sd-base-python needs 4 live engines (no-SD and a variant under both builds); hardware {name!r} "
-                    f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own (--sd-catalog)"
+                    f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own"
                 )
 
     def _available(self, cells: list[Cell], resolver: Resolver) -> list[Cell]:
