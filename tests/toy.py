@@ -1,7 +1,7 @@
 """A toy engine for tests: a deterministic language model, drafters of known quality, planted speeds and planted faults.
 
 Its next token is a pure function of the last three ids, so every arm gives the same outputs unless a fault is planted.
-Nothing sleeps: the seconds of a block are computed, its tokens over the arm's planted speed times seeded log-normal noise.
+Nothing sleeps: a block's seconds are computed from its tokens, the arm's planted speed and seeded log-normal noise.
 """
 
 from __future__ import annotations
@@ -206,6 +206,8 @@ class ToyArm:
         spec, config = request.spec, request.speculative_config
         self.engine = engine
         self.key = spec.key
+        self.gone = False
+        """It has crashed, and is still to be closed."""
         self.k = int(config["num_speculative_tokens"]) if config else 0
         self.wrong_every = engine.wrong_every.get(spec.variant, 0)
         self.facts = ArmFacts(
@@ -228,9 +230,13 @@ class ToyArm:
             stages_reason=engine.no_stages.get(spec.key, ""),
         )
 
+    def check(self) -> None:
+        assert self in self.engine.live, f"{self.key} is used after it was closed"
+        assert not self.gone, f"{self.key} is used after its crash"
+
     def run(self, request: BlockRequest) -> BlockResult:
         engine, unit = self.engine, request.unit
-        assert self in engine.live, f"{self.key} is used after its end"
+        self.check()
         call = Call(
             arm=self.key,
             workload=unit.workload,
@@ -246,7 +252,7 @@ class ToyArm:
         if any(where.fits(self.key, request) for where in engine.interrupts):
             raise KeyboardInterrupt
         if any(where.fits(self.key, request) for where in engine.crashes):
-            self.close()
+            self.gone = True
             raise EngineError("crash", f"arm {self.key!r} ended during 'run' (signal SIGKILL)", "the toy's last words")
         if request.purpose == "stages" and self.facts.stages_reason:
             return BlockResult(seconds=0.0, outputs=[], counters={}, stages_reason=self.facts.stages_reason)
@@ -265,7 +271,8 @@ class ToyArm:
         flip_at = flips[0].position if flips else None
         tokens = generate(prompt, request.output_tokens, flip_at=flip_at, eos_at=eos_at)
         every, offset = self.wrong_every, len(prompt)
-        accepted, drafted = [], []
+        accepted: list[int] = []
+        drafted: list[int] = []
         if self.k:
             accepted, drafted = speculate(len(tokens), self.k, lambda position: is_wrong(position + offset, every))
         reason = "stop" if tokens[-1] == EOS else "length"
@@ -317,7 +324,7 @@ class ToyArm:
         return rows
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
-        assert self in self.engine.live, f"{self.key} is used after its end"
+        self.check()
         if self.engine.tokenize_error is not None:
             raise self.engine.tokenize_error
         texts = [
@@ -330,7 +337,7 @@ class ToyArm:
         )
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
-        assert self in self.engine.live, f"{self.key} is used after its end"
+        self.check()
         if self.engine.score_error is not None:
             raise self.engine.score_error
         self.engine.scored += requests
@@ -345,7 +352,7 @@ class ToyArm:
         ]
 
     def noise(self, request: NoiseRequest) -> list[float]:
-        assert self in self.engine.live, f"{self.key} is used after its end"
+        self.check()
         self.engine.measured.append(request)
         positions = len(request.prompts) * request.output_tokens
         return [self.engine.noise_nats, *[0.0] * (positions - 1)]

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from draftproof.gate import Judgement
+from draftproof.plugin import Settle
 from draftproof.results import CellResult
 
 
 @pytest.mark.sd_cells("speed", "trace", speculative=True)
-def test_same_outputs_as_no_sd(
-    sd_result: CellResult, sd_settle: Callable[[Judgement], None], record_property: Callable[[str, object], None]
-) -> None:
+def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Settle) -> None:
     """No request may differ by more than a tie that rounding decided; an unstable reference judges nothing."""
-    if sd_result.sameness is not None:
-        record_property("identical_share", sd_result.sameness.share)
-    sd_settle(sd_result.determinism)
+    sd_settle(sd_result.determinism, **({"identical_share": sd_result.sameness.share} if sd_result.sameness else {}))
 
 
 @pytest.mark.sd_cells("speed", speculative=True)

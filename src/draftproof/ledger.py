@@ -8,6 +8,7 @@ from draftproof.records import (
     AnyLine,
     BlockLine,
     FailureLine,
+    GroupLine,
     NoiseLine,
     Output,
     RotationLine,
@@ -37,13 +38,24 @@ class Ledger:
         self.prompts: dict[tuple[str, str, str], list[int]] = folder.prompts()
         self._failed: set[tuple[UnitKey, str, Purpose]] = set()
         self._dead: set[tuple[int, str]] = set()
+        self._closed: dict[int, set[Purpose]] = {}
         for failure in data.failures:
             self._note_failure(failure)
+        for closing in data.groups:
+            self._closed.setdefault(closing.group, set()).update(closing.purposes)
         folder.append([session])
 
     def done(self, unit: UnitKey, purpose: Purpose) -> set[int]:
         """Rotations of a unit that are recorded."""
         return {line.rotation for line in self.rotations if line.unit == unit and line.purpose == purpose}
+
+    def closed(self, group: int) -> set[Purpose]:
+        """Purposes for which a group has nothing left to do."""
+        return self._closed.get(group, set())
+
+    def close(self, group: int, purposes: set[Purpose]) -> None:
+        self.folder.append([GroupLine(session=self.session, group=group, purposes=sorted(purposes))])
+        self._closed.setdefault(group, set()).update(purposes)
 
     def spent_s(self) -> float:
         """Seconds of all recorded blocks that a throughput figure may come from."""
@@ -55,7 +67,7 @@ class Ledger:
 
     def has_failed(self, unit: UnitKey, arm: str, purpose: Purpose) -> bool:
         """A failed cell stays failed in its run: it is never run again until it happens to be green."""
-        return (unit, arm, purpose) in self._failed
+        return (unit, arm, purpose) in self._failed or self.is_dead(unit.group, arm)
 
     def add(self, line: WorkloadLine | FailureLine | NoiseLine | AnyLine) -> None:
         self.folder.append([line])

@@ -16,6 +16,9 @@ DEFAULT_MAX_MODEL_TOKENS = 4096
 
 Build = Literal["new", "base"]
 
+AA = ".aa"
+"""Ends the key of a second no-SD process."""
+
 
 class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process to start: (interpreter, target, variant, engine arguments)."""
@@ -124,9 +127,9 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
         for number, arms in enumerate(arm_groups(variants, no_sd, place, builds)):
             index = len(groups)
             found = tuple(units(index, arms, chosen, first=number == 0))
-            groups.append(
-                Group(index=index, target=place.target, hardware=place.hardware, arms=tuple(arms), units=found)
-            )
+            used = tuple(arm for arm in arms if any(arm.key in unit.arms for unit in found))
+            if used:  # an engine that no unit needs is not loaded
+                groups.append(Group(index=index, target=place.target, hardware=place.hardware, arms=used, units=found))
     plan = Plan(study=study, cells=tuple(cells), groups=tuple(groups))
     check_limits(plan)
     return plan
@@ -145,7 +148,7 @@ def arm_groups(variants: list[Variant], no_sd: Variant, place: Place, builds: tu
         base_arms = [place.arm(baseline, no_sd, forces, build=build) for build in builds]
         bundles = [[place.arm(v.name, v, v.forces, build=build) for build in builds] for v in members]
         if place.study.aa and not groups:
-            bundles.insert(0, [place.arm(f"{baseline}.aa", no_sd, forces, build="new", role="aa")])
+            bundles.insert(0, [place.arm(baseline + AA, no_sd, forces, build="new", role="aa")])
         room = place.hardware.max_live_arms - len(base_arms)
         groups.extend([*base_arms, *chunk] for chunk in fill(bundles, room))
     return groups
@@ -232,3 +235,19 @@ def check_context(where: str, prompt_tokens: int, output_tokens: int, limit: int
             do=f"the prompt has {prompt_tokens}; set max_prompt_tokens in the study or raise the target's "
             "max_model_len",
         )
+
+
+def references(keys: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(no-SD arm, arm compared with it): each build's arms with that build's no-SD."""
+    pairs = []
+    for key in keys:
+        base = next(k for k in keys if is_no_sd(k) and k.startswith("base:") == key.startswith("base:"))
+        if key != base:
+            pairs.append((base, key))
+    return pairs
+
+
+def is_no_sd(key: str) -> bool:
+    """Whether an arm key is a no-SD reference (not its A/A twin)."""
+    name = key.removeprefix("base:")
+    return name == "no_sd" or (name.startswith("no_sd[") and not name.endswith(AA))

@@ -12,9 +12,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -206,16 +206,22 @@ def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
     pytest.fail(f"the run holds no result for {sd_cell.id}", pytrace=False)
 
 
-@pytest.fixture
-def sd_settle(
-    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Callable[[Judgement], None]:
-    """Turns a verdict into this test's outcome, by the mapping in `draftproof.gate.outcome`."""
+class Settle(Protocol):
+    def __call__(self, judgement: Judgement, **properties: float) -> None: ...
 
-    def settle(judgement: Judgement) -> None:
+
+@pytest.fixture
+def sd_settle(request: pytest.FixtureRequest) -> Settle:
+    """Turns a verdict into this test's outcome, by the mapping in `draftproof.gate.outcome`.
+
+    Verdict and properties go to the JUnit file; not through ``record_property``, which warns for pytest's own default
+    family of that file.
+    """
+
+    def settle(judgement: Judgement, **properties: float) -> None:
         from draftproof.gate import outcome
 
-        record_property("sd_verdict", judgement.verdict)
+        request.node.user_properties.extend([("sd_verdict", judgement.verdict), *properties.items()])
         text = f"{judgement.verdict}: {judgement.reason}"
         result = outcome(judgement.verdict, gating=request.config.getoption("--sd-gate"))
         if result == "failed":

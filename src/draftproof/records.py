@@ -188,7 +188,17 @@ class NoiseLine(Line, frozen=True, kw_only=True, tag="noise"):
     """The ten largest, falling."""
 
 
-AnyLine = SessionLine | ArmLine | WorkloadLine | BlockLine | RotationLine | FailureLine | ScoreLine | NoiseLine
+class GroupLine(Line, frozen=True, kw_only=True, tag="group"):
+    """A group of arms has nothing left to do for these purposes."""
+
+    session: int
+    group: int
+    purposes: list[Purpose]
+
+
+AnyLine = (
+    SessionLine | ArmLine | WorkloadLine | BlockLine | RotationLine | FailureLine | ScoreLine | NoiseLine | GroupLine
+)
 
 
 class RunHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -228,6 +238,7 @@ class RunData(msgspec.Struct, kw_only=True):
     failures: list[FailureLine]
     scores: list[ScoreLine]
     noise: list[NoiseLine]
+    groups: list[GroupLine]
     torn: bool
     """The last line was cut off by a kill, and left out."""
 
@@ -348,6 +359,7 @@ class RunFolder:
             failures=[line for line in lines if isinstance(line, FailureLine)],
             scores=[line for line in lines if isinstance(line, ScoreLine)],
             noise=[line for line in lines if isinstance(line, NoiseLine)],
+            groups=[line for line in lines if isinstance(line, GroupLine)],
             torn=torn,
         )
 

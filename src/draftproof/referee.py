@@ -10,7 +10,7 @@ from draftproof.engines import NoiseRequest, ScoreRequest
 from draftproof.errors import EngineError
 from draftproof.ledger import Ledger
 from draftproof.live import LiveArms
-from draftproof.plan import Group, Unit
+from draftproof.plan import Group, Unit, references
 from draftproof.records import NoiseLine, Output, RotationLine, ScoreLine
 
 MAX_NOISE_ROTATIONS = 64
@@ -151,19 +151,3 @@ class Referee:
             if (line.unit, line.arm, line.purpose, line.pass_index) == (unit.key, unit.arms[0], "speed", 0)
         )
         return requests * unit.cells[0].output_tokens
-
-
-def references(keys: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(no-SD arm, arm compared with it): each build's arms with that build's no-SD."""
-    pairs = []
-    for key in keys:
-        base = next(k for k in keys if is_no_sd(k) and k.startswith("base:") == key.startswith("base:"))
-        if key != base:
-            pairs.append((base, key))
-    return pairs
-
-
-def is_no_sd(key: str) -> bool:
-    """Whether an arm key is a no-SD reference (not its A/A twin)."""
-    name = key.removeprefix("base:")
-    return name == "no_sd" or (name.startswith("no_sd[") and not name.endswith(".aa"))

@@ -15,6 +15,7 @@ from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio, wilson
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.gate import Judgement
+from draftproof.plan import AA, is_no_sd
 from draftproof.records import (
     ArmLine,
     BlockLine,
@@ -192,6 +193,12 @@ class View:
         """Most that the number of rows alone changed a gap between two tokens in this run; None: not measured."""
         return max((line.width_nats for line in self.data.noise if line.target == target), default=None)
 
+    def missing_base(self, arm: ArmLine | None, build: str) -> str:
+        """Key of the no-SD arm that should have been there: the one that failed to start beside `arm`."""
+        own = "base:" if build == "base" else ""
+        failed = [f.arm for f in self.data.failures if f.workload is None and (arm is None or f.group == arm.group)]
+        return next((key for key in failed if is_no_sd(key) and key.startswith("base:") == bool(own)), f"{own}no_sd")
+
     def rotations(self, unit: UnitKey, purpose: str) -> list[RotationLine]:
         return [line for line in self.data.rotations if line.unit == unit and line.purpose == purpose]
 
@@ -203,7 +210,7 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
     arm = view.arm_of(cell, build)
     key = arm.arm if arm else ("base:" if build == "base" else "") + cell.variant
     base = view.base_of(arm, build) if arm else None
-    base_key = base.arm if base else "no_sd"
+    base_key = base.arm if base else view.missing_base(arm, build)
     failures = [
         f
         for f in view.data.failures
@@ -303,7 +310,7 @@ def compare(
         found = tokendiff.first_differences(ids(reference), ids(other))
         again = tokendiff.first_differences(ids(reference), ids(view.outputs[line.part, base_key, 1]))
         own = tokendiff.first_differences(ids(other), ids(view.outputs[line.part, key, 1]))
-        twin = view.outputs.get((line.part, f"{base_key}.aa", 0))
+        twin = view.outputs.get((line.part, base_key + AA, 0))
         twin_found = tokendiff.first_differences(ids(reference), ids(twin)) if twin else None
         for index, position in enumerate(found):
             repeats = again[index] is None and (twin_found is None or twin_found[index] is None)
@@ -377,8 +384,8 @@ def stage_rounds(view: View, unit: UnitKey, key: str) -> tuple[list[dict[str, fl
 def aa_results(view: View) -> list[AaResult]:
     results = []
     for line in {(r.unit): r for r in view.data.rotations if r.purpose == "speed"}.values():
-        for twin in [key for key in line.arms if key.endswith(".aa")]:
-            pairs = speed_pairs(view.data.blocks, line.unit, twin, twin.removesuffix(".aa"))
+        for twin in [key for key in line.arms if key.endswith(AA)]:
+            pairs = speed_pairs(view.data.blocks, line.unit, twin, twin.removesuffix(AA))
             results.append(
                 AaResult(
                     target=line.target,

@@ -15,14 +15,23 @@ from draftproof.engines import BlockRequest, BlockResult, Engine, LiveArm, Start
 from draftproof.errors import DraftproofError, EngineError
 from draftproof.ledger import Ledger
 from draftproof.live import Counter, LiveArms, Progress
-from draftproof.plan import ArmSpec, Group, Plan, Unit, check_context, max_model_tokens, speculative_config
+from draftproof.plan import (
+    AA,
+    ArmSpec,
+    Group,
+    Plan,
+    Unit,
+    check_context,
+    max_model_tokens,
+    references,
+    speculative_config,
+)
 from draftproof.records import ArmLine, BlockLine, RotationLine, RunFolder, SessionLine, WorkloadLine
-from draftproof.referee import Referee, references
+from draftproof.referee import Referee
 from draftproof.spec import Purpose, Target, Variant, Workload, digest
 from draftproof.workloads import LoadedWorkload, deal
 
 WARMUP_TOKENS = 8
-AA = ".aa"
 
 
 class Resolver(Protocol):
@@ -82,43 +91,32 @@ class Runner:
                 msgspec.structs.replace(ledger.header, finished=not problems, partial="; ".join(problems))
             )
 
-    def _run_group(self, group: Group, purposes: set[Purpose]) -> None:
-        if not self._pending(group, purposes):
+    def _run_group(self, group: Group, wanted: set[Purpose]) -> None:
+        purposes = wanted - self.ledger.closed(group.index)
+        if not purposes:
             return
         study = self.plan.study
         self.resolver.model(group.target)  # build it once, before several arms ask for it
         arms = LiveArms(group, self.ledger, self._start_arm, self.progress)
         try:
             arms.start_all()
-            if not arms.any_alive():
-                return
-            prompts = {
-                name: self._tokenize(group, arms, name)
-                for name in dict.fromkeys(unit.key.workload for unit in group.units)
-            }
-            counter = Counter(group, self.ledger, purposes, study.rotations, study.stage_blocks, self.progress)
-            self._warm_up(group, arms, prompts)
-            if "speed" in purposes:
-                self._speed(group, arms, prompts, counter)
-            if "stages" in purposes:
-                self._stages(group, arms, prompts, counter)
-            if "trace" in purposes:
-                self.progress.say("scoring first differences")
-                referee = Referee(group, self.ledger, arms)
-                referee.score_differences()
-                referee.measure_noise(lambda unit, rotation: token_ids(self._prompt_set(unit, prompts, rotation)))
+            if arms.any_alive():
+                names = dict.fromkeys(unit.key.workload for unit in group.units)
+                prompts = {name: self._tokenize(group, arms, name) for name in names}
+                counter = Counter(group, self.ledger, purposes, study.rotations, study.stage_blocks, self.progress)
+                self._warm_up(group, arms, prompts)
+                if "speed" in purposes:
+                    self._speed(group, arms, prompts, counter)
+                if "stages" in purposes:
+                    self._stages(group, arms, prompts, counter)
+                if "trace" in purposes:
+                    self.progress.say("scoring first differences")
+                    referee = Referee(group, self.ledger, arms)
+                    referee.score_differences()
+                    referee.measure_noise(lambda unit, rotation: token_ids(self._prompt_set(unit, prompts, rotation)))
+            self.ledger.close(group.index, purposes)
         finally:
             arms.close()
-
-    def _pending(self, group: Group, purposes: set[Purpose]) -> bool:
-        """Whether the group still needs its engines."""
-        study = self.plan.study
-        for unit in group.units:
-            if "speed" in purposes and len(self.ledger.done(unit.key, "speed")) < study.rotations:
-                return True
-            if "stages" in purposes and len(self.ledger.done(unit.key, "stages")) < study.stage_blocks:
-                return True
-        return not self.ledger.header.finished
 
     def _start_arm(self, group: Group, spec: ArmSpec) -> LiveArm:
         model = self.resolver.model(group.target)
@@ -227,7 +225,7 @@ class Runner:
         for size in dict.fromkeys(unit.key.batch_size for unit in group.units):
             unit = next(unit for unit in group.units if unit.key.batch_size == size)
             for key in unit.arms:
-                if not arms.alive(key):
+                if self.ledger.has_failed(unit.key, key, "speed"):
                     continue
                 try:
                     arms.get(key).run(
@@ -258,7 +256,7 @@ class Runner:
             for unit in group.units:
                 if rotation in self.ledger.done(unit.key, "speed"):
                     continue
-                if rotation >= study.rotations and (self.ledger.header.finished or not self._goes_on(unit)):
+                if rotation >= study.rotations and not self._goes_on(unit):
                     continue
                 self._rotate(
                     group, unit, arms, prompts, rotation, "speed", unit.cells[0].output_tokens, (0, 1), counter
@@ -269,8 +267,10 @@ class Runner:
         if self.ledger.spent_s() + self._rotation_s(unit) > self.plan.study.budget_s:
             return False
         for base, key in references(unit.arms):
+            if key.endswith(AA) or any(self.ledger.has_failed(unit.key, arm, "speed") for arm in (base, key)):
+                continue
             ratio = paired_ratio(speed_pairs(self.ledger.blocks, unit.key, key, base))
-            if not key.endswith(AA) and (ratio is None or ratio.half_width > self.plan.study.half_width):
+            if ratio is None or ratio.half_width > self.plan.study.half_width:
                 return True
         return False
 
@@ -305,7 +305,7 @@ class Runner:
         for pass_index in passes:
             for key in keys if pass_index == 0 else reversed(keys):
                 counter.next(unit, key)
-                if not arms.alive(key) or self.ledger.has_failed(unit.key, key, purpose):
+                if self.ledger.has_failed(unit.key, key, purpose):
                     continue
                 request = self._request(unit, chosen, rotation, pass_index, purpose, output_tokens)
                 try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftproof.catalog import Catalog, load_catalog
-from tests.toy import Bench, with_study, write_catalog
+from tests.toy import Bench, Flip, ToyEngine, Where, with_study, write_catalog
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +31,30 @@ def bench(tmp_path: Path, catalog: Catalog) -> Callable[..., Bench]:
         return Bench(tmp_path / name, with_study(catalog, **changes), two_builds=two_builds)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def clean_run(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Bench:
+    """A recorded run of the toy study: one variant faster, one slower, all outputs equal. Not to be written to."""
+    run = Bench(tmp_path_factory.mktemp("recorded") / "clean", catalog)
+    run.session(ToyEngine(speeds={"perfect": 1.5, "partly": 0.8}, sigma=0.02))
+    return run
+
+
+@pytest.fixture(scope="session")
+def faulty_run(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Bench:
+    """A recorded run with one fault of each kind. Not to be written to.
+
+    toy-perfect-short-b1 claims a speedup and is slower; toy-perfect-long-b3 diverges; no-SD does not repeat itself
+    where toy-partly-long-b3 differs; toy-partly-short-b3 crashes; and `partly` has no stage clock.
+    """
+    run = Bench(tmp_path_factory.mktemp("recorded") / "faulty", catalog)
+    flips = (
+        Flip(arm="perfect", workload="long", batch_size=3, rotation=1, request=2),
+        Flip(arm="partly", workload="long", batch_size=3, rotation=0, request=0),
+        Flip(arm="no_sd", workload="long", batch_size=3, rotation=0, request=0, pass_index=1),
+    )
+    crash = Where(arm="partly", workload="short", batch_size=3, rotation=1)
+    reasons = {"partly": "its runner has no named scopes"}
+    run.session(ToyEngine(speeds={"perfect": 0.5}, sigma=0.02, flips=flips, crashes=(crash,), no_stages=reasons))
+    return run

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from draftproof import tables
+from draftproof.analysis.pairs import speed_pairs
+from draftproof.analysis.stats import paired_ratio
 from draftproof.errors import DraftproofError, EngineError
 from draftproof.records import UnitKey
 from draftproof.results import analyse
@@ -160,7 +162,7 @@ def test_arms_beyond_the_memory_run_in_groups_with_their_own_no_sd(bench: MakeBe
 
 
 def test_a_group_without_units_starts_no_engine(bench: MakeBench) -> None:
-    """Loading is what costs: arms that no chosen cell needs are not started (here: the second no-SD, in its own group)."""
+    """Loading is what costs: arms that no chosen cell needs are not started (here the second no-SD, alone)."""
     run = bench()
     hardware = msgspec.structs.replace(run.catalog.hardware["toy"], max_live_arms=2)
     run = bench("small", hardware=hardware, matrix=rows(["perfect"]))
@@ -283,14 +285,11 @@ def test_repeats_stop_as_soon_as_every_arm_is_narrow(bench: MakeBench) -> None:
     run.session(ToyEngine(sigma=0.05, seed=3), ["speed"])
     count = rotations_of(run)
     assert 2 < count < 30
-    from draftproof.analysis.pairs import speed_pairs
-    from draftproof.analysis.stats import paired_ratio
-
     blocks, unit = run.folder.read().blocks, UnitKey(0, "toy", "short", 2)
 
     def widest(rotations: int) -> float:
         known = [block for block in blocks if block.rotation < rotations]
-        ratios = [paired_ratio(speed_pairs(known, unit, arm, "no_sd")) for arm in ARMS[1:]]
+        ratios = [paired_ratio(speed_pairs(known, unit, arm, "no_sd")) for arm in ("perfect", "partly")]
         return max(ratio.half_width for ratio in ratios if ratio is not None)
 
     assert widest(count) <= 0.04 < widest(count - 1)
@@ -346,7 +345,9 @@ def test_a_failed_cell_is_not_run_again_in_the_same_run(bench: MakeBench) -> Non
     with pytest.raises(KeyboardInterrupt):
         run.session(ToyEngine(crashes=(crash,), interrupts=(Where(rotation=2),)))
     second = run.session(ToyEngine())
-    assert ("perfect", "short", 3) not in {(call.arm, *unit_of(call)) for call in second.calls if call.purpose != "trace"}
+    assert ("perfect", "short", 3) not in {
+        (call.arm, *unit_of(call)) for call in second.calls if call.purpose != "trace"
+    }
     cells = {cell.cell.id: cell for cell in analyse(run.folder, run.catalog.thresholds).cells}
     assert cells["toy-perfect-short-b3"].throughput.verdict == "FAILED"
     assert cells["toy-perfect-short-b1"].pairs == 3
@@ -388,7 +389,7 @@ def test_without_no_sd_all_cells_fail(bench: MakeBench) -> None:
     assert all("'no_sd' (timeout): no_sd did not answer" in cell.throughput.reason for cell in cells)
 
 
-def test_without_a_no_sd_of_its_own_setting_a_cell_fails(bench: MakeBench, overlay: Any) -> None:
+def test_without_a_no_sd_of_its_own_setting_a_cell_fails(bench: MakeBench) -> None:
     """The no-SD arm with the settings that a variant forces is its no-SD too, under another name."""
     run = bench()
     forced = msgspec.structs.replace(
@@ -459,7 +460,11 @@ def test_prompts_over_the_limit_are_left_out_and_counted(bench: MakeBench) -> No
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"max_prompt_tokens": 2}, {}, r"workload 'short' has no prompt left: all 6 .* max_prompt_tokens = 2; raise it"),
+        (
+            {"max_prompt_tokens": 2},
+            {},
+            r"workload 'short' has no prompt left: all 6 .* max_prompt_tokens = 2; raise it",
+        ),
         ({"output_tokens": 250}, {}, r"workload 'short', prompt 'short-0': prompt \+ output tokens must be at most"),
         ({}, {"second_bos": True}, r"workload 'short', prompt 'short-0' begins with two BOS tokens \(1\)"),
     ],
@@ -523,7 +528,23 @@ def test_scores_that_are_asked_for_later_are_made(bench: MakeBench) -> None:
 
 
 def test_equal_outputs_are_not_scored(bench: MakeBench) -> None:
-    assert bench().session(ToyEngine()).scored == []
+    """And no width of a tie is measured, since nothing needs it."""
+    engine = bench().session(ToyEngine())
+    assert engine.scored == []
+    assert engine.measured == []
+
+
+def test_the_width_of_a_tie_is_measured_over_the_positions_at_risk(bench: MakeBench) -> None:
+    """By no-SD alone, in its largest batch, on at least as many positions as the largest cell had at risk; once."""
+    run = bench(matrix=rows(["perfect"], sizes=(1, 3)))
+    flips = (Flip(arm="perfect", rotation=1, batch_size=3),)
+    engine = run.session(ToyEngine(flips=flips, noise_nats=0.125))
+    lines = run.folder.read().noise
+    assert {(line.arm, line.batch_size, line.width_nats) for line in lines} == {("no_sd", 3, 0.125)}
+    assert sum(line.positions for line in lines) >= 3 * 3 * 24 > sum(line.positions for line in lines[:-1])
+    sets = {call.rotation: call.prompts for call in engine.timed() if call.batch_size == 3}
+    assert [tuple(map(tuple, request.prompts)) for request in engine.measured] == [sets[0], sets[1], sets[2]]
+    assert run.session(ToyEngine(flips=flips)).measured == []
 
 
 def test_a_crash_while_scoring_keeps_the_speed(bench: MakeBench) -> None:

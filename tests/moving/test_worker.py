@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -13,18 +14,20 @@ import types
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.engines import BlockRequest, ScoreRequest, StartRequest, TokenizeRequest, worker
+from draftproof.catalog import load_catalog
+from draftproof.engines import BlockRequest, NoiseRequest, ScoreRequest, StartRequest, TokenizeRequest, worker
 from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess, scrub
 from draftproof.errors import EngineError
-from draftproof.plan import ArmSpec
+from draftproof.plan import ArmSpec, build_plan
 from draftproof.records import UnitKey
-from draftproof.spec import Forced, Hardware, Sampling
+from draftproof.spec import Hardware, Sampling
 
 GONE_WITHIN_S = 10.0
 
@@ -149,10 +152,12 @@ class LLM:
             self.llm_engine.step()
         scheduler.requests.clear()
         self.drafts += len(prompts)
-        logprobs = [{5: NS(logprob=-0.25), 6: NS(logprob=-1.5)}]
+        logprobs = [{5: NS(logprob=-0.25), 6: NS(logprob=-1.5)}] * count
+        as_prompt = {5: NS(logprob=-0.25), 6: NS(logprob=-1.75), 7: NS(logprob=-3.0)}
         metrics = NS(to_dict=lambda: {"per_step_accepted": [1], "per_step_drafted": [3]})
-        return [NS(outputs=[NS(token_ids=(5,) * count, finish_reason="length", logprobs=logprobs,
-                               spec_decode_metrics=metrics)]) for _ in prompts]
+        return [NS(prompt_logprobs=[None, *[as_prompt] * (len(prompt["prompt_token_ids"]) - 1)],
+                   outputs=[NS(token_ids=(5,) * count, finish_reason="length", logprobs=logprobs,
+                               spec_decode_metrics=metrics)]) for prompt in prompts]
 """,
     "vllm/engine/__init__.py": "",
     "vllm/engine/arg_utils.py": """
@@ -194,6 +199,12 @@ def bare_python(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture(autouse=True)
+def no_preloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the caller has preloaded is not under test."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
 @pytest.fixture(scope="module")
 def empty_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(bare_python(tmp_path_factory.mktemp("empty")))
@@ -210,6 +221,15 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(python)
 
 
+@functools.cache
+def ngram_arm() -> ArmSpec:
+    """The n-gram arm of the smoke study."""
+    catalog = load_catalog()
+    plan = build_plan(catalog, catalog.studies["smoke"], catalog.study_cells("smoke"))
+    (spec,) = [spec for spec in plan.groups[0].arms if spec.key == "ngram"]
+    return spec
+
+
 def request_for(python: str, log: Path, mode: str = "", *, timeout_s: float = 20.0, **changes: Any) -> StartRequest:
     hardware = Hardware(
         name="toy",
@@ -218,18 +238,12 @@ def request_for(python: str, log: Path, mode: str = "", *, timeout_s: float = 20
         device="cpu",
         max_live_arms=2,
         load_timeout_s=timeout_s,
-        block_timeout_s=timeout_s,
+        block_timeout_s=changes.pop("block_timeout_s", timeout_s),
         variables={"TOY_VLLM": mode},
         preload=changes.pop("preload", []),
     )
-    spec = ArmSpec(
-        key="ngram",
-        target="toy",
-        variant="ngram",
-        engine=changes.pop("engine", {"seed": 3}),
-        variables={"VLLM_TOY_SETTING": "1"},
-        forces=Forced(),
-    )
+    engine = changes.pop("engine", {"seed": 3})
+    spec = msgspec.structs.replace(ngram_arm(), engine=engine, variables={"VLLM_TOY_SETTING": "1"})
     fields: dict[str, Any] = {
         "spec": spec,
         "group": 0,
@@ -335,16 +349,37 @@ def test_an_exception_is_told_with_its_traceback(
     assert "Traceback" in caught.value.log_tail
 
 
-@pytest.mark.parametrize("mode", ["hang", "child"])
-def test_a_worker_that_hangs_is_ended_with_its_children(fake_python: str, tmp_path: Path, mode: str) -> None:
+def test_a_load_that_hangs_is_ended(fake_python: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(EngineError, match=r"arm 'ngram' did not answer 'load' within 1\.5 s") as caught:
-        VllmEngine().start(request_for(fake_python, log, mode, timeout_s=1.5))
+    with pytest.raises(EngineError, match=r"arm 'ngram' did not answer 'load' within 2 s") as caught:
+        VllmEngine().start(request_for(fake_python, log, "hang", timeout_s=2.0))
     assert caught.value.kind == "timeout"
-    text = log.read_text(encoding="utf-8")
-    assert gone_soon(logged_pid(text, "toy vllm: pid "))
-    if mode == "child":
-        assert gone_soon(logged_pid(text, "toy child: "))
+    assert gone_soon(logged_pid(caught.value.log_tail, "toy vllm: pid "))
+
+
+def begin_load(process: WorkerProcess, log: Path) -> list[int]:
+    """Ask for a load whose child hangs, without waiting for an answer; the worker's pid and its child's."""
+    process._sink.write(b'{"op": "load", "engine_args": {"model": "m"}}\n')
+    process._sink.flush()
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while time.monotonic() < deadline:
+        text = log.read_text(encoding="utf-8")
+        if "toy child:" in text and text.endswith("\n"):
+            pids = [pid_of(process), logged_pid(text, "toy child: ")]
+            assert not any(map(is_gone, pids))
+            return pids
+        time.sleep(0.02)
+    pytest.fail(f"the toy vLLM did not start a child; its log: {log.read_text(encoding='utf-8')}")
+
+
+def test_a_worker_that_does_not_answer_is_ended_with_its_children(
+    fake_python: str, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    process = start(fake_python, "child")
+    pids = begin_load(process, tmp_path / "arm.log")
+    with pytest.raises(EngineError, match=r"arm 'ngram' did not answer 'run' within 0\.2 s"):
+        process.call("run", 0.2)
+    assert all(map(gone_soon, pids))
 
 
 @pytest.mark.parametrize(
@@ -355,7 +390,7 @@ def test_a_worker_that_hangs_is_ended_with_its_children(fake_python: str, tmp_pa
     ],
 )
 def test_a_block_fails_like_a_load(fake_python: str, tmp_path: Path, mode: str, kind: str, message: str) -> None:
-    arm = VllmArm(request_for(fake_python, tmp_path / "log", mode, timeout_s=3.0))
+    arm = VllmArm(request_for(fake_python, tmp_path / "log", mode, block_timeout_s=20.0 if "exit" in mode else 0.5))
     try:
         with pytest.raises(EngineError, match=message) as caught:
             arm.run(block_request())
@@ -400,11 +435,7 @@ def test_nothing_is_left_after_close(
 ) -> None:
     """Idle, or in the middle of a load that has children of its own; closing twice does no harm."""
     process = start(fake_python, mode)
-    pids = [pid_of(process)]
-    if mode == "child":
-        with pytest.raises(EngineError, match="did not answer"):
-            process.call("load", 1.5, engine_args={"model": "m"})
-        pids.append(logged_pid((tmp_path / "arm.log").read_text(encoding="utf-8"), "toy child: "))
+    pids = begin_load(process, tmp_path / "arm.log") if mode else [pid_of(process)]
     process.close()
     process.close()
     assert all(map(gone_soon, pids))
@@ -431,8 +462,6 @@ time.sleep(600)
 @pytest.mark.parametrize("mode", ["", "child"])
 def test_a_worker_ends_with_its_parent(fake_python: str, tmp_path: Path, mode: str) -> None:
     """Even when the parent is killed without a word, whether the worker is idle or deep in a load."""
-    import msgspec
-
     log = tmp_path / "arm.log"
     request = tmp_path / "request.json"
     request.write_bytes(msgspec.json.encode(request_for(fake_python, log, mode), enc_hook=str))
@@ -474,7 +503,7 @@ def block_request(purpose: Literal["speed", "stages", "trace"] = "speed") -> Blo
 
 
 def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_path: Path) -> None:
-    """Load, tokenize, run, stages and score through the two pipes, with a vLLM that has just what is needed."""
+    """Load, tokenize, run, stages, score and noise through the two pipes, with a vLLM that has just what is needed."""
     arm = VllmArm(request_for(fake_python, tmp_path / "log"))
     try:
         facts = arm.facts
@@ -512,6 +541,8 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
         asked = ScoreRequest(unit=unit, rotation=0, arm="ngram", request=0, position=1, prefix=[1, 2], pair=(6, 9))
         (score,) = arm.score([asked])
         assert (score.best, score.pair, score.texts) == (-0.25, (-1.5, None), ("<6>", "<9>"))
+        asked_noise = NoiseRequest(unit=unit, rotation=0, prompts=[[1, 2, 3], [1, 4]], output_tokens=4)
+        assert arm.noise(asked_noise) == [0.25] * 8, "one gap a decoded position: 1.25 decoding, 1.5 as a prompt"
     finally:
         arm.close()
 
@@ -558,7 +589,7 @@ def test_another_interpreter_does_not_see_our_packages(
 def test_libraries_are_found_beside_the_interpreter_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = worker.find_library("libm.so.6")
     assert found is not None
-    assert os.path.isabs(found)
+    assert Path(found).is_absolute()
     assert worker.find_library("libno-such-thing.so.1") is None
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libm.so.6").touch()
@@ -566,11 +597,8 @@ def test_libraries_are_found_beside_the_interpreter_first(tmp_path: Path, monkey
     assert worker.find_library("libm.so.6") == str(tmp_path / "lib" / "libm.so.6")
 
 
-def test_preloads_reach_the_process_and_absent_ones_are_left_out(
-    fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loader has mapped them, before whatever LD_PRELOAD held already; the order given to the helper is gone."""
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
+def test_preloads_reach_the_process_and_absent_ones_are_left_out(fake_python: str, tmp_path: Path) -> None:
+    """The loader has mapped them; the variable that asked for them is gone, so that no child asks again."""
     name = next(name for name in ("libanl.so.1", "libm.so.6") if worker.find_library(name))
     arm = VllmArm(request_for(fake_python, tmp_path / "log", preload=[name, "libno-such-thing.so.1"]))
     try:
@@ -587,7 +615,7 @@ def test_preloads_reach_the_process_and_absent_ones_are_left_out(
 
 
 def test_literal_values_of_nested_literals() -> None:
-    nested = Literal["a", Literal["b", "c"]]
+    nested = Literal["a", Literal["b", "c"]]  # noqa: RUF041  (vLLM nests them)
     assert worker.literal_values(nested) == {"a", "b", "c"}
     assert worker.literal_values(nested | Literal["d"] | None) == {"a", "b", "c", "d"}
     assert worker.literal_values(None) == set()
@@ -628,7 +656,7 @@ def stage_clock() -> Iterator[tuple[worker.StageClock, FakeClock, Any, Any]]:
         patch.setattr(worker, "time", time_)
 
         class Scheduler:
-            requests: dict[str, Any] = {}
+            requests: ClassVar[dict[str, Any]] = {}
 
             def schedule(self) -> Any:
                 time_.now_s += 1
@@ -664,7 +692,8 @@ Tree = list[tuple[str, float, float, Any]]
 """(scope, seconds before its children, seconds after them, children)."""
 durations = st.integers(0, 8).map(float)
 trees: st.SearchStrategy[Tree] = st.recursive(
-    st.just([]), lambda children: st.lists(st.tuples(st.sampled_from(SCOPES), durations, durations, children), max_size=3)
+    st.just([]),
+    lambda children: st.lists(st.tuples(st.sampled_from(SCOPES), durations, durations, children), max_size=3),
 )
 
 
@@ -703,7 +732,7 @@ def test_the_clock_describes_each_step_and_leaves_the_engine_as_it_was() -> None
         with clock.running():
             engine.step()
             engine.step()
-            assert utils._PROFILER_FUNC == clock.scope
+            assert clock.scope == utils._PROFILER_FUNC
         assert len(clock.steps) == 2
         assert clock.steps[0] == clock.steps[1]
         described = {name: clock.steps[0][name] for name in ("kind", "requests", "rows", "draft_tokens", "kv_tokens")}

@@ -36,11 +36,7 @@ class ReplayArm:
         key = (request.unit, request.rotation, request.pass_index, request.purpose, self._line.arm)
         block = self._source.blocks.get(key)
         if block is None:
-            raise EngineError(
-                "replay",
-                f"the recorded run has no such block: {self._line.arm}, {request.unit.workload} "
-                f"b{request.unit.batch_size}, rotation {request.rotation}, {request.purpose}",
-            )
+            raise self._source.recorded_failure(self._line.arm, request)
         part = self._source.parts[request.unit, request.rotation, request.purpose]
         return BlockResult(
             seconds=block.seconds,
@@ -114,7 +110,20 @@ class ReplayEngine:
         for row in tables.read_rows(path, "steps", parts):
             self.steps.setdefault((row["part"], row["arm"]), []).append(row)
 
+    def recorded_failure(self, arm: str, request: BlockRequest) -> EngineError:
+        """Why the recorded run lacks a block: the failure that it recorded, else that it simply has none."""
+        unit, purpose = request.unit, request.purpose
+        for failure in self.data.failures:
+            place = (failure.group, failure.target, failure.workload, failure.batch_size)
+            if failure.arm == arm and place == unit and failure.purpose in ("speed", purpose):
+                return EngineError(failure.kind, failure.message, failure.log_tail)
+        where = f"{arm}, {unit.workload} b{unit.batch_size}, rotation {request.rotation}, {purpose}"
+        return EngineError("replay", f"the recorded run has no such block: {where}")
+
     def start(self, request: StartRequest) -> ReplayArm:
+        for failure in self.data.failures:
+            if failure.workload is None and (failure.group, failure.arm) == (request.group, request.spec.key):
+                raise EngineError(failure.kind, failure.message, failure.log_tail)
         for line in self.data.arms:
             if (line.group, line.arm) == (request.group, request.spec.key):
                 return ReplayArm(self, line)

@@ -28,6 +28,9 @@ def summary_lines(results: RunResults, width: int) -> list[str]:
     aa = view.aa_lines(results)
     if aa:
         lines.append("no-SD against a second no-SD process (the run's own noise): " + "; ".join(aa))
+    builds = view.build_lines(results)
+    if builds:
+        lines += ["throughput, new build over base build:", *[f"  {line}" for line in builds]]
     if view.noise_line(results):
         lines.append(view.noise_line(results))
     lines += [f"note: {note}" for note in results.notes]

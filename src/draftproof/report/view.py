@@ -85,7 +85,7 @@ def headline(results: RunResults) -> str:
         parts.append(f"not told apart from 1.0: {names(results, unclear)}")
     parts.append(f"divergent outputs: {names(results, divergent)}")
     if differing:
-        parts.append(f"outputs that differ by near ties: {names(results, differing)}")
+        parts.append(f"outputs that differ without a divergence: {names(results, differing)}")
     if failed:
         parts.append(f"did not run: {names(results, failed)}")
     text = "; ".join(parts) + "."
@@ -121,7 +121,17 @@ def environment_line(results: RunResults) -> str:
 
 def aa_lines(results: RunResults) -> list[str]:
     """The run's own noise: two no-SD processes in the same rotations."""
-    return [f"{aa.workload} b{aa.batch_size}: {ratio_text(aa.ratio)}" for aa in results.aa if aa.ratio]
+    several = len({aa.target for aa in results.aa}) > 1
+    return [
+        f"{aa.target + ' ' if several else ''}{aa.workload} b{aa.batch_size}: {ratio_text(aa.ratio)}"
+        for aa in results.aa
+        if aa.ratio
+    ]
+
+
+def build_lines(results: RunResults) -> list[str]:
+    """Throughput of the new build over the base build, cell by cell; empty with one build."""
+    return [f"{label(results, c)}: {ratio_text(c.build_ratio)}" for c in results.cells if c.build_ratio]
 
 
 def noise_line(results: RunResults) -> str:

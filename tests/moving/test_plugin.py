@@ -1,0 +1,535 @@
+"""The pytest plugin: silent for everybody else, and each verdict, gap and mistake is one clear outcome."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pynvml  # noqa: F401  (loaded before pytester takes its picture of sys.modules: what it unloads is loaded twice)
+import pytest
+import scipy.stats  # noqa: F401  (the same)
+
+import draftproof.session
+from draftproof.engines import BlockRequest, BlockResult
+from draftproof.engines.replay import ReplayArm
+from draftproof.hardware import Machine
+from draftproof.results import analyse
+from tests.toy import Bench
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = ("tests_perf", "tests_determinism")
+HEAVY = {"torch", "vllm", "transformers", "datasets"}
+
+
+@pytest.fixture
+def suites(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project that holds the two suites and this one's pytest settings."""
+    for name in SUITES:
+        shutil.copytree(ROOT / name, pytester.path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", pytester.path / "pyproject.toml")
+    return pytester
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: two cores and no GPU."""
+    monkeypatch.setattr(draftproof.session, "detect_machine", lambda: Machine("a CPU", cores=2, memory_gib=8.0))
+
+
+@pytest.fixture
+def any_python(tmp_path: Path) -> str:
+    """An interpreter that says yes to everything, so that no test asks for a vLLM here."""
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def ids(result: pytest.RunResult) -> list[str]:
+    """Collected test ids."""
+    return [line for line in result.outlines if "::" in line]
+
+
+# --- for everybody else -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_inert_in_another_project(pytester: pytest.Pytester) -> None:
+    """Installed but not asked for: no output, no folder, no warning, and nothing imported beside the plugin itself."""
+    pytester.makeconftest(
+        """
+        import sys
+        from pathlib import Path
+
+        def pytest_sessionfinish(session):
+            Path("modules.txt").write_text("\\n".join(sys.modules))
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_something(n):
+            assert n
+
+        @pytest.fixture
+        def sd_like():
+            return 1
+
+        def test_with_a_fixture_of_a_name_like_ours(sd_like):
+            assert sd_like
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        "-W", "error", "--strict-markers", "--strict-config", "-p", "no:cacheprovider"
+    )
+    result.assert_outcomes(passed=3)
+    assert result.ret == 0
+    assert "draftproof" not in "\n".join(line for line in result.outlines if not line.startswith("plugins:"))
+    assert result.stderr.str() == ""
+    assert not (pytester.path / "reports").exists()
+    modules = set((pytester.path / "modules.txt").read_text(encoding="utf-8").split())
+    ours = {name for name in modules if name.split(".")[0] == "draftproof"}
+    assert ours == {"draftproof", "draftproof.plugin"}
+    assert modules.isdisjoint({"msgspec", "numpy", "scipy", "pyarrow", "rich", *HEAVY})
+
+
+def test_its_options_and_markers_bear_its_name(pytester: pytest.Pytester) -> None:
+    """Every option begins with ``--sd-`` and is in the help; markers are registered, so strict runs accept them."""
+    text = pytester.runpytest_inprocess("--help").stdout.str()
+    section = text.split("speculative decoding in vLLM (draftproof):")[1].split("\n\n")[0]
+    options = [word for line in section.splitlines() for word in line.split()[:1] if word.startswith("-")]
+    assert len(options) >= 12
+    assert all(option.startswith("--sd-") for option in options)
+    markers = pytester.runpytest_inprocess("--markers").stdout.str()
+    for name in ("sd_cells", "cpu", "h100", "h100x4", "nightly"):
+        assert f"@pytest.mark.{name}" in markers
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import draftproof.plugin",
+        "import sys; sys.argv = ['draftproof', '--help']; from draftproof.cli import main; main()",
+        "import draftproof.session, draftproof.engines.vllm, draftproof.engines.worker, draftproof.cli",
+    ],
+    ids=["the plugin", "draftproof --help", "everything but an engine"],
+)
+def test_neither_torch_nor_vllm_is_imported(code: str) -> None:
+    """By names of modules, not by seconds."""
+    script = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n{code}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    modules = set(done.stderr.split())
+    assert "draftproof" in modules
+    assert modules.isdisjoint(HEAVY)
+    if "plugin" in code:
+        assert modules.isdisjoint({"msgspec", "numpy", "pyarrow", "rich", "draftproof.session"})
+
+
+# --- which study, which cells -----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_study_is_a_usage_error(suites: pytest.Pytester) -> None:
+    """One message that lists the known ones; exit status 4, as for every wrong option."""
+    result = suites.runpytest_inprocess("--sd-study", "nightli")
+    text = result.stdout.str() + result.stderr.str()
+    assert "study must be one of the known names (got 'nightli'); known: default, " in text
+    assert "nightly-h100" in text
+    assert "Traceback" not in text
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_h100_alone_picks_the_nightly_study(suites: pytest.Pytester) -> None:
+    result = suites.runpytest_inprocess("-m", "h100", "--collect-only", "-q")
+    found = ids(result)
+    assert result.ret == 0
+    assert "tests_perf/test_throughput.py::test_speedup[llama3.1-8b-eagle3-code_edit-b64]" in found
+    assert "tests_determinism/test_outputs.py::test_same_outputs_as_no_sd[qwen3-8b-draft_model-chat-b1]" in found
+    assert not [name for name in found if "smollm2" in name]
+    assert not (suites.path / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("expression", "study"),
+    [("h100", "nightly-h100"), ("h100 and nightly", "nightly-h100"), ("not h100", "default"), ("cpu", "default")],
+)
+def test_the_default_study_follows_the_marker(suites: pytest.Pytester, expression: str, study: str) -> None:
+    found = ids(suites.runpytest_inprocess("-m", expression, "--collect-only", "-q", "tests_perf/test_throughput.py"))
+    assert found
+    assert all(("smollm2" in name) == (study == "default") for name in found)
+
+
+def test_the_paper_figure_lists_its_cells(suites: pytest.Pytester) -> None:
+    """Target, variant, workload and batch size are in each id; markers choose the machine."""
+    arguments = ("--sd-study", "paper-fig1", "--collect-only", "-q", "tests_perf/test_throughput.py")
+    found = ids(suites.runpytest_inprocess("-m", "h100", *arguments))
+    for cell in (
+        "llama3.1-8b-ngram-gsm8k-b1",
+        "llama3-70b-draft_model-cnndailymail-b128",
+        "qwen3-8b-eagle3-sharegpt-b16",
+    ):
+        assert f"tests_perf/test_throughput.py::test_speedup[{cell}]" in found
+    assert "tests_perf/test_throughput.py::test_speedup[llama3.1-8b-no_sd-gsm8k-b1]" not in found
+    assert "tests_perf/test_throughput.py::test_records_are_sound[llama3.1-8b-no_sd-gsm8k-b1]" in found
+    assert len([name for name in found if "test_speedup" in name]) == 3 * (3 * 4 * 4 + 4)
+    one_gpu = ids(suites.runpytest_inprocess("-m", "h100 and not h100x4", *arguments))
+    assert set(one_gpu) == {name for name in found if "llama3-70b" not in name}
+
+
+def test_nightly_cells_bear_the_marker(suites: pytest.Pytester) -> None:
+    arguments = ("--collect-only", "-q", "tests_perf/test_throughput.py")
+    assert ids(suites.runpytest_inprocess("-m", "nightly", "--sd-study", "nightly-h100", *arguments))
+    assert not ids(suites.runpytest_inprocess("-m", "nightly", "--sd-study", "default", *arguments))
+
+
+def test_the_users_prompts_replace_the_workloads(suites: pytest.Pytester) -> None:
+    suites.path.joinpath("mine.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8")
+    found = ids(suites.runpytest_inprocess("--sd-prompts", "mine.jsonl", "--collect-only", "-q", *SUITES))
+    assert "tests_perf/test_throughput.py::test_speedup[smollm2-135m-ngram-prompts-b1]" in found
+    assert not [name for name in found if "code_edit" in name or "chat" in name]
+
+
+def test_the_users_catalog_is_laid_over_ours(suites: pytest.Pytester, overlay: Path) -> None:
+    options = ("--sd-catalog", str(overlay), "--sd-study", "toy", "--collect-only", "-q")
+    found = ids(suites.runpytest_inprocess(*options, *SUITES))
+    assert "tests_perf/test_throughput.py::test_speedup[toy-perfect-short-b1]" in found
+    assert {name.rpartition("[")[2] for name in found if "test_records" in name} == {
+        f"toy-{variant}-{workload}-b{size}]"
+        for variant in ("no_sd", "perfect", "partly")
+        for workload in ("short", "long")
+        for size in (1, 3)
+    }
+
+
+# --- without the hardware ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_cells_without_their_hardware_are_skipped(suites: pytest.Pytester) -> None:
+    """With what is needed, what was found, and what to do; nothing is written."""
+    result = suites.runpytest_inprocess("-m", "h100", *SUITES)
+    outcomes = result.parseoutcomes()
+    assert set(outcomes) <= {"skipped", "deselected"}
+    assert outcomes["skipped"] > 20
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["SKIPPED *needs 1 x H100 with at least 70 GiB; found no GPU (2 CPU cores, 8 GiB); enable with *"]
+    )
+    assert not (suites.path / "reports").exists()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_required_hardware_that_is_missing_is_a_failure(suites: pytest.Pytester, any_python: str) -> None:
+    """A nightly job that finds no GPU must not be green."""
+    options = ("-m", "h100", "--sd-require-hardware", "--sd-python", any_python)
+    result = suites.runpytest_inprocess(*options, "tests_perf/test_throughput.py")
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("passed", 0) == outcomes.get("skipped", 0) == 0
+    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) > 10
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*--sd-require-hardware: needs 1 x H100 with at least 70 GiB; found no GPU*"])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_missing_hardware_is_told_before_a_missing_vllm(suites: pytest.Pytester, tmp_path: Path) -> None:
+    """On a machine that has neither, the GPU is what the job asked for."""
+    python = tmp_path / "without"
+    python.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    python.chmod(0o755)
+    options = ("-m", "h100", "--sd-require-hardware", "--sd-python", str(python))
+    result = suites.runpytest_inprocess(*options, "tests_perf/test_throughput.py")
+    assert result.ret == 1
+    assert "needs 1 x H100" in result.stdout.str()
+
+
+def test_nothing_ran_is_a_failure_where_hardware_is_required(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path
+) -> None:
+    """Everything skipped, or everything deselected: neither is green."""
+    options = replay_options(clean_run, overlay)
+    selection = ("tests_perf/test_throughput.py", "-k", "test_speedup and long")
+    assert run_suites(suites, *options, *selection).ret == 0
+    result = run_suites(suites, *options, *selection, "--sd-require-hardware")
+    assert set(result.parseoutcomes()) == {"skipped", "deselected"}
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["--sd-require-hardware: nothing ran in this session"])
+    assert run_suites(suites, *options, "-k", "no_such_cell", "--sd-require-hardware").ret != 0
+
+
+# --- a replayed run ---------------------------------------------------------------------------------------------------
+
+
+def replay_options(run: Bench, overlay: Path, study: str = "toy") -> tuple[str, ...]:
+    return (
+        "--sd-study",
+        study,
+        "--sd-catalog",
+        str(overlay),
+        "--sd-engine",
+        "replay",
+        "--sd-replay",
+        str(run.folder.path),
+    )
+
+
+def run_suites(suites: pytest.Pytester, *arguments: str, plugins: Sequence[object] = ()) -> pytest.RunResult:
+    given = arguments if any(argument.startswith("tests_") for argument in arguments) else (*arguments, *SUITES)
+    return suites.runpytest_inprocess("-p", "no:cacheprovider", *given, plugins=plugins, no_reraise_ctrlc=True)
+
+
+class Outcomes:
+    """A plugin that notes ``test[cell]`` -> passed, failed, skipped or error."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("::")[2]
+        if report.when == "call" or (report.when == "setup" and report.skipped):
+            self.found[name] = report.outcome
+        elif report.failed:
+            self.found[name] = "error"
+
+
+def outcomes_of(suites: pytest.Pytester, *arguments: str) -> tuple[pytest.RunResult, dict[str, str]]:
+    """A run of the suites, and the outcome of each of its tests."""
+    outcomes = Outcomes()
+    result = run_suites(suites, *arguments, plugins=[outcomes])
+    return result, outcomes.found
+
+
+def report_folder(suites: pytest.Pytester) -> Path:
+    (folder,) = (suites.path / "reports").iterdir()
+    return folder
+
+
+def test_a_clean_run_passes_and_shows_what_it_did_not_judge(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path
+) -> None:
+    """The whole of both suites over one recorded run: outcomes, benchmark file, reports and closing table."""
+    result, outcomes = outcomes_of(suites, *replay_options(clean_run, overlay), "--benchmark-json", "bench.json")
+    assert result.ret == 0
+    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 1, skipped=7)
+    judged = {name: outcome for name, outcome in outcomes.items() if name.startswith("test_speedup")}
+    assert [name for name, outcome in judged.items() if outcome == "passed"] == ["test_speedup[toy-perfect-short-b1]"]
+    result.stdout.fnmatch_lines(
+        ["SKIPPED *not judged: NO_BASELINE: shown, not judged: no gating limit covers this cell"]
+    )
+
+    folder = report_folder(suites)
+    for name in ("index.html", "summary.md", "summary.json", "records.jsonl", "run.json", "tokens.parquet"):
+        assert (folder / name).stat().st_size > 0, name
+    assert not list((folder / "parts").iterdir())
+    text = result.stdout.str()
+    assert "draftproof: a study of toys" in text
+    table = text.split("draftproof: a study of toys")[1]
+    assert "variant" in table
+    assert "perfect" in table
+    assert f"report: {folder / 'index.html'}" in table
+    assert "again: pytest --sd-study toy " in table.replace("pytest -p no:cacheprovider", "pytest")
+    assert "Faster than no speculation: perfect on short b1" in table
+
+    check_benchmarks(json.loads((suites.path / "bench.json").read_text(encoding="utf-8")), clean_run)
+
+
+def check_benchmarks(recorded: dict[str, Any], run: Bench) -> None:
+    """One entry a (variant, workload, batch size, stage), whose rounds are the recorded blocks' seconds."""
+    assert recorded["machine_info"]["node"] == "removed by draftproof"
+    host = platform.node()
+    assert len(host) < 4 or host not in json.dumps(recorded)
+    cells = {cell.cell.id: cell for cell in analyse(run.folder, run.catalog.thresholds).cells}
+    seen = Counter[tuple[object, ...]]()
+    for entry in recorded["benchmarks"]:
+        extra = entry["extra_info"]
+        key = (extra["variant"], extra["workload"], extra["batch_size"], extra["stage"])
+        seen[key] += 1
+        cell = cells[f"{extra['target']}-{extra['variant']}-{extra['workload']}-b{extra['batch_size']}"]
+        expected = [block[extra["stage"]] for block in cell.stage_rounds]
+        assert entry["stats"]["rounds"] == len(expected) == 2
+        assert entry["stats"]["data"] == [pytest.approx(seconds, abs=1e-12) for seconds in expected]
+        assert entry["stats"]["total"] == pytest.approx(sum(expected))
+        assert f"b{extra['batch_size']}" in entry["name"]
+    assert len(seen) == 12 * 5
+    assert set(seen.values()) == {1}
+
+
+def test_under_gate_what_was_not_judged_fails(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    selection = ("tests_perf/test_throughput.py", "tests_determinism")
+    result, outcomes = outcomes_of(suites, *replay_options(clean_run, overlay), "--sd-gate", *selection)
+    assert result.ret == 1
+    failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
+    assert failed == {name for name in outcomes if name.startswith("test_speedup")} - {
+        "test_speedup[toy-perfect-short-b1]"
+    }
+    assert "skipped" not in outcomes.values()
+    assert "NO_BASELINE: shown, not judged" in result.stdout.str()
+
+
+def test_each_fault_is_its_own_outcome(suites: pytest.Pytester, faulty_run: Bench, overlay: Path) -> None:
+    """Red verdicts fail, the others are skipped with the reason, green ones pass; exit status 1."""
+    result, outcomes = outcomes_of(suites, *replay_options(faulty_run, overlay))
+    assert result.ret == 1
+    expected = {
+        "test_speedup[toy-perfect-short-b1]": "failed",  # slower, though it claims to be faster
+        "test_speedup[toy-perfect-long-b1]": "skipped",
+        "test_speedup[toy-partly-short-b3]": "failed",  # crashed
+        "test_speedup[toy-partly-short-b1]": "skipped",
+        "test_records_are_sound[toy-partly-short-b3]": "failed",
+        "test_records_are_sound[toy-partly-short-b1]": "passed",
+        "test_same_outputs_as_no_sd[toy-perfect-long-b3]": "failed",  # divergent
+        "test_same_outputs_as_no_sd[toy-partly-long-b3]": "skipped",  # no-SD does not repeat itself
+        "test_same_outputs_as_no_sd[toy-perfect-short-b3]": "passed",
+        "test_noise_floor_is_measured[toy-partly-long-b3]": "passed",
+        "test_noise_floor_is_measured[toy-partly-short-b3]": "failed",
+    }
+    assert {name: outcomes[name] for name in expected} == expected
+    text = result.stdout.str()
+    assert "FAILED: divergent outputs: 1 divergent, 8 identical of 9" in text
+    assert "REGRESSED: speedup 0." in text
+    assert "not judged: UNSTABLE: no-SD does not repeat itself" in text
+    assert "divergent outputs: perfect on long b3" in text
+
+
+def test_a_stage_clock_that_is_missing_is_a_skip(suites: pytest.Pytester, faulty_run: Bench, overlay: Path) -> None:
+    """In the suite over a replayed run as over a live one."""
+    selection = ("tests_perf/test_stages.py", "-k", "long-b1")
+    result, outcomes = outcomes_of(suites, *replay_options(faulty_run, overlay), *selection)
+    assert len(outcomes) == 15
+    assert {name for name, outcome in outcomes.items() if outcome == "skipped"} == {
+        name for name in outcomes if "partly" in name
+    }
+    assert set(outcomes.values()) == {"skipped", "passed"}
+    assert result.ret == 0
+
+
+def test_outcomes_can_be_written_as_junit_xml(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    """What a nightly job reads: the same outcomes, with speedup and verdict as properties."""
+    selection = ("-k", "perfect-short-b1 and (test_speedup or test_same_outputs)")
+    result = run_suites(suites, *replay_options(clean_run, overlay), *selection, "--junitxml", "junit.xml")
+    result.assert_outcomes(passed=2, deselected=94)
+    cases = {str(c.get("name")): c for c in ElementTree.parse(suites.path / "junit.xml").iter("testcase")}
+    properties = {p.get("name"): p.get("value") for p in cases["test_speedup[toy-perfect-short-b1]"].iter("property")}
+    assert properties["sd_verdict"] == "PASS"
+    assert 1.4 < float(str(properties["speedup"])) < 1.6
+
+
+def test_only_what_the_chosen_tests_need_is_run(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    """One cell, no stages: the run holds that unit alone, and the report says so."""
+    selection = ("tests_determinism/test_outputs.py", "-k", "test_same_outputs and partly-long-b1")
+    result = run_suites(suites, *replay_options(clean_run, overlay), *selection)
+    assert result.ret == 0
+    records = (report_folder(suites) / "records.jsonl").read_text(encoding="utf-8")
+    rotations = [json.loads(line) for line in records.splitlines() if '"record":"rotation"' in line]
+    assert {(r["workload"], r["batch_size"], r["purpose"]) for r in rotations} == {("long", 1, "speed")}
+
+
+def test_the_report_goes_where_it_is_asked_to(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path, tmp_path: Path
+) -> None:
+    selection = ("tests_determinism/test_outputs.py", "-k", "partly-long-b1")
+    elsewhere = tmp_path / "elsewhere"
+    run_suites(suites, *replay_options(clean_run, overlay), *selection, "--sd-report-dir", str(elsewhere))
+    (folder,) = elsewhere.iterdir()
+    assert folder.name.startswith("toy-")
+    run_suites(suites, *replay_options(clean_run, overlay), *selection, "--sd-run-dir", str(tmp_path / "exactly"))
+    assert (tmp_path / "exactly" / "index.html").exists()
+    assert not (suites.path / "reports").exists()
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--sd-engine", "replay"),
+            "--sd-engine replay and --sd-replay RUN (the folder of a recorded run) go together",
+        ),
+        (("--sd-replay", "run"), "--sd-engine replay and --sd-replay RUN (the folder of a recorded run) go together"),
+        (("--sd-python", "python3.99"), "--sd-python must be the path of a Python interpreter (got 'python3.99')"),
+        (
+            ("--sd-base-python", "/no/such/python"),
+            "--sd-base-python must be the path of a Python interpreter (got '/no/such/python')",
+        ),
+        (
+            ("--sd-engine", "sglang"),
+            "--sd-engine must be one of the known names (got 'sglang')",
+        ),
+        (("--sd-prompts", "none.jsonl"), "--sd-prompts must be a file of JSON lines (got 'none.jsonl')"),
+        (("--sd-catalog", "nowhere"), "--sd-catalog must be a folder of TOML entries (got 'nowhere')"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_option_is_one_clear_message(
+    suites: pytest.Pytester, overlay: Path, options: tuple[str, ...], message: str
+) -> None:
+    """Told once, without a traceback; the exit status is not that of a green run."""
+    start = ("--sd-catalog", str(overlay), "--sd-study", "toy")
+    result = run_suites(suites, *start, *options, "tests_perf/test_throughput.py")
+    text = result.stdout.str() + result.stderr.str()
+    assert result.ret not in (0, pytest.ExitCode.INTERNAL_ERROR)
+    assert message in text
+    assert "Traceback" not in text
+    assert "INTERNALERROR" not in text
+
+
+def test_a_folder_of_another_plan_is_refused(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path, tmp_path: Path
+) -> None:
+    """Nothing is added to it."""
+    options = (*replay_options(clean_run, overlay), "--sd-run-dir", str(tmp_path / "run"))
+    assert run_suites(suites, *options, "-k", "test_same_outputs and long-b1").ret == 0
+    before = (tmp_path / "run" / "records.jsonl").read_bytes()
+    result = run_suites(suites, *options, "-k", "test_same_outputs and short-b1")
+    assert result.ret == 1
+    assert "--sd-run-dir 'run' holds a run of another plan" in result.stdout.str()
+    assert (tmp_path / "run" / "records.jsonl").read_bytes() == before
+
+
+def test_without_vllm_the_message_says_how_to_install_it(
+    suites: pytest.Pytester, tmp_path: Path, overlay: Path
+) -> None:
+    """Before a model is built for it."""
+    python = tmp_path / "without"
+    python.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    python.chmod(0o755)
+    options = ("--sd-catalog", str(overlay), "--sd-study", "toy", "--sd-python", str(python))
+    result = run_suites(suites, *options, "tests_perf/test_throughput.py")
+    assert result.ret == 1
+    assert "needs vLLM under the interpreter of --sd-python; found none in " in result.stdout.str()
+    assert "pip install 'draftproof[cpu]'" in result.stdout.str()
+    assert not (suites.path / "reports").exists()
+
+
+def test_an_interrupted_run_is_reported_and_gone_on_with(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle: what is recorded is shown as partial; the same command finishes the same folder."""
+    real = ReplayArm.run
+
+    def interrupted(self: ReplayArm, request: BlockRequest) -> BlockResult:
+        if (request.purpose, request.rotation) == ("speed", 2):
+            raise KeyboardInterrupt
+        return real(self, request)
+
+    options = (*replay_options(clean_run, overlay), "-k", "test_same_outputs")
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayArm, "run", interrupted)
+        result = run_suites(suites, *options)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "PARTIAL run" in result.stdout.str()
+    folder = report_folder(suites)
+    assert not json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"]
+    assert run_suites(suites, *options).ret == 0
+    assert report_folder(suites) == folder
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"]
