@@ -6,6 +6,7 @@ from typing import Any
 
 from draftproof.records import (
     AnyLine,
+    ArmLine,
     BlockLine,
     FailureLine,
     GroupLine,
@@ -32,6 +33,7 @@ class Ledger:
         self.session = session.session
         self.blocks: list[BlockLine] = data.blocks
         self.rotations: list[RotationLine] = data.rotations
+        self.arms: list[ArmLine] = data.arms
         self.scores: list[ScoreLine] = data.scores
         self.noise: list[NoiseLine] = data.noise
         self.workloads: dict[tuple[str, str], WorkloadLine] = {(w.target, w.workload): w for w in data.workloads}
@@ -73,6 +75,8 @@ class Ledger:
         self.folder.append([line])
         if isinstance(line, WorkloadLine):
             self.workloads[line.target, line.workload] = line
+        elif isinstance(line, ArmLine):
+            self.arms.append(line)
         elif isinstance(line, NoiseLine):
             self.noise.append(line)
         elif isinstance(line, FailureLine):

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from draftproof import tables
+from draftproof.analysis.held import changed
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import paired_ratio
 from draftproof.engines import BlockRequest, BlockResult, Engine, LiveArm, StartRequest, TokenizeRequest
@@ -135,24 +136,34 @@ class Runner:
             )
         )
         public = {name: Path(str(value)).name if name == "model" else value for name, value in (config or {}).items()}
-        self.ledger.add(
-            ArmLine(
-                session=self.ledger.session,
-                group=group.index,
-                arm=spec.key,
-                target=group.target.name,
-                variant=spec.variant,
-                role=spec.role,
-                build=spec.build,
-                target_sha256=group.target.embedded.weights_sha256 if group.target.embedded else None,
-                load_s=arm.facts.load_s,
-                environment=arm.facts.environment,
-                resolved=arm.facts.resolved,
-                speculative_config=public,
-                config_sha256=digest(arm.facts.resolved),
-            )
+        line = ArmLine(
+            session=self.ledger.session,
+            group=group.index,
+            arm=spec.key,
+            target=group.target.name,
+            variant=spec.variant,
+            role=spec.role,
+            build=spec.build,
+            target_sha256=group.target.embedded.weights_sha256 if group.target.embedded else None,
+            load_s=arm.facts.load_s,
+            environment=arm.facts.environment,
+            resolved=arm.facts.resolved,
+            speculative_config=public,
+            config_sha256=digest(arm.facts.resolved),
         )
+        self._check_unchanged(arm, line)
+        self.ledger.add(line)
         return arm
+
+    def _check_unchanged(self, arm: LiveArm, line: ArmLine) -> None:
+        """A run may only go on with the engine that it began with."""
+        for earlier in self.ledger.arms:
+            if (earlier.group, earlier.arm) == (line.group, line.arm) and (found := changed(earlier, line)):
+                arm.close()
+                raise DraftproofError(
+                    f"arm {line.arm!r} is not what it was when this run began: {'; '.join(found)}; "
+                    "start a new run with --sd-fresh"
+                )
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 

@@ -554,3 +554,16 @@ def test_a_crash_while_scoring_keeps_the_speed(bench: MakeBench) -> None:
     (cell,) = analyse(run.folder, run.catalog.thresholds).cells
     assert cell.throughput.verdict != "FAILED"
     assert [(f.arm, f.purpose) for f in cell.failures] == [("no_sd", "trace")]
+
+
+def test_a_run_does_not_go_on_with_another_engine(bench: MakeBench) -> None:
+    """Half of a figure from one vLLM and half from another means nothing: what changed is named, nothing is mixed in."""
+    run = bench(matrix=rows(["perfect"]))
+    with pytest.raises(KeyboardInterrupt):
+        run.session(ToyEngine(interrupts=(Where(rotation=1),)), ["speed"])
+    before = run.folder.read()
+    with pytest.raises(DraftproofError, match=r"arm 'perfect' is not what it was.*async_scheduling.*--sd-fresh"):
+        run.session(ToyEngine(resolved={"perfect": {"async_scheduling": True}}), ["speed"])
+    assert run.folder.read().blocks == before.blocks
+    run.session(ToyEngine(), ["speed"])
+    assert run.folder.header().finished

