@@ -33,7 +33,7 @@ CLOCK = ReplayedClock()
 @pytest.mark.sd_cells("speed", "stages")
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.benchmark(timer=CLOCK, disable_gc=False, warmup=False)
-def test_stage_seconds(sd_result: CellResult, stage: str, benchmark: Any) -> None:
+def test_stage_seconds(sd_result: CellResult, stage: str, request: pytest.FixtureRequest) -> None:
     """One entry per (variant, workload, batch size, stage); a round is a recorded block."""
     if sd_result.stages is None:
         unavailable = [failure for failure in sd_result.failures if failure.kind == "unavailable"]
@@ -43,6 +43,7 @@ def test_stage_seconds(sd_result: CellResult, stage: str, benchmark: Any) -> Non
             "no stage samples were recorded: " + "; ".join(f.message for f in sd_result.failures), pytrace=False
         )
     cell, stages = sd_result.cell, sd_result.stages
+    benchmark: Any = request.getfixturevalue("benchmark")  # not before: unused, it would warn
     CLOCK.load([block[stage] for block in sd_result.stage_rounds])
     benchmark.group = f"{cell.target} {cell.workload} b{cell.batch_size} {stage}"
     benchmark.extra_info.update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class DraftproofError(Exception):
@@ -32,3 +33,9 @@ def rule(field: str, must_be: str, value: object, known: Iterable[str] = (), do:
     if do:
         message += f"; {do}"
     return DraftproofError(message)
+
+
+def scrub(text: str) -> str:
+    """Replace the user's home folder and name: logs and messages end up in records and reports."""
+    home = str(Path.home())
+    return text.replace(home, "~") if home not in ("", "/") else text

@@ -42,7 +42,12 @@ def failed(failures: list[FailureLine]) -> Judgement | None:
     if not blocking:
         return None
     first = blocking[0]
-    return Judgement(verdict="FAILED", reason=f"arm {first.arm!r} ({first.kind}): {first.message}")
+    log = f"; end of its log: {last_line(first.log_tail)}" if first.kind == "crash" and first.log_tail.strip() else ""
+    return Judgement(verdict="FAILED", reason=f"arm {first.arm!r} ({first.kind}): {first.message}{log}")
+
+
+def last_line(log: str) -> str:
+    return log.strip().splitlines()[-1][:300]
 
 
 def incomparable(unlike: list[str]) -> Judgement | None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from draftproof.engines import LiveArm
-from draftproof.errors import EngineError
+from draftproof.errors import EngineError, scrub
 from draftproof.ledger import Ledger
 from draftproof.plan import ArmSpec, Group, Unit
 from draftproof.records import FailureLine
@@ -86,7 +86,7 @@ class LiveArms:
                 batch_size=unit.key.batch_size if unit else None,
                 purpose=purpose,
                 kind=error.kind,
-                message=str(error),
+                message=scrub(str(error)),
                 log_tail=error.log_tail,
             )
         )

@@ -196,8 +196,6 @@ def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
     if gap is not None:
         pytest.fail(f"--sd-require-hardware: {gap}", pytrace=False)
     sd_run: RunResults = request.getfixturevalue("sd_run")
-    if sd_cell.id in session.broken:
-        pytest.fail(session.broken[sd_cell.id], pytrace=False)
     if sd_cell.id in session.skipped:
         pytest.skip(session.skipped[sd_cell.id])
     for cell in sd_run.cells:

@@ -87,8 +87,8 @@ class UnitKey(NamedTuple):
     batch_size: int
 
 
-class BlockLine(Line, frozen=True, kw_only=True, tag="block"):
-    """One batch run to its end on one arm."""
+class UnitLine(Line, frozen=True, kw_only=True):
+    """Base of records that belong to one rotation of a unit."""
 
     session: int
     group: int
@@ -96,6 +96,15 @@ class BlockLine(Line, frozen=True, kw_only=True, tag="block"):
     workload: str
     batch_size: int
     rotation: int
+
+    @property
+    def unit(self) -> UnitKey:
+        return UnitKey(self.group, self.target, self.workload, self.batch_size)
+
+
+class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
+    """One batch run to its end on one arm."""
+
     pass_index: int
     """0: arms in order; 1: in reverse order."""
     order: int
@@ -111,28 +120,14 @@ class BlockLine(Line, frozen=True, kw_only=True, tag="block"):
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
 
-    @property
-    def unit(self) -> UnitKey:
-        return UnitKey(self.group, self.target, self.workload, self.batch_size)
 
-
-class RotationLine(Line, frozen=True, kw_only=True, tag="rotation"):
+class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):
     """Closes a rotation: only now do its blocks count."""
 
-    session: int
-    group: int
-    target: str
-    workload: str
-    batch_size: int
-    rotation: int
     purpose: Purpose
     arms: list[str]
     prompt_ids: list[str]
     part: str
-
-    @property
-    def unit(self) -> UnitKey:
-        return UnitKey(self.group, self.target, self.workload, self.batch_size)
 
 
 class FailureLine(Line, frozen=True, kw_only=True, tag="failure"):
@@ -150,15 +145,9 @@ class FailureLine(Line, frozen=True, kw_only=True, tag="failure"):
     log_tail: str
 
 
-class ScoreLine(Line, frozen=True, kw_only=True, tag="score"):
+class ScoreLine(UnitLine, frozen=True, kw_only=True, tag="score"):
     """Teacher-forced scores of the two tokens at a first difference from the no-SD arm."""
 
-    session: int
-    group: int
-    target: str
-    workload: str
-    batch_size: int
-    rotation: int
     arm: str
     request: int
     position: int
@@ -171,15 +160,9 @@ class ScoreLine(Line, frozen=True, kw_only=True, tag="score"):
     """None: not among the 20 best."""
 
 
-class NoiseLine(Line, frozen=True, kw_only=True, tag="noise"):
+class NoiseLine(UnitLine, frozen=True, kw_only=True, tag="noise"):
     """How much the number of rows alone moved the gap between two tokens, on the no-SD arm."""
 
-    session: int
-    group: int
-    target: str
-    workload: str
-    batch_size: int
-    rotation: int
     arm: str
     positions: int
     width_nats: float

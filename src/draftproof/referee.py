@@ -70,9 +70,7 @@ class Referee:
         key: str,
     ) -> list[ScoreRequest]:
         wanted = []
-        known = {
-            (s.group, s.target, s.workload, s.batch_size, s.rotation, s.arm, s.request) for s in self._ledger.scores
-        }
+        known = {(s.unit, s.rotation, s.arm, s.request) for s in self._ledger.scores}
         for line in lines:
             reference, other = outputs.get((line.part, reference_key, 0)), outputs.get((line.part, key, 0))
             if reference is None or other is None:
@@ -82,7 +80,7 @@ class Referee:
                 left, right = reference[index].token_ids, other[index].token_ids
                 if position is None or position >= min(len(left), len(right)):
                     continue
-                if (*unit.key, line.rotation, key, index) in known:
+                if (unit.key, line.rotation, key, index) in known:
                     continue
                 prompt = self._ledger.prompts[unit.key.target, unit.key.workload, line.prompt_ids[index]]
                 wanted.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from draftproof import models
@@ -23,14 +24,22 @@ class CatalogResolver:
         self._study = study
         self._given = given
         self._progress = progress
-        self._models: dict[str, str] = {}
+        self._models: dict[str, str | DraftproofError] = {}
+        self._lock = threading.Lock()  # arms start side by side, and one build is enough for all
         self._workloads: dict[str, tuple[Workload, LoadedWorkload]] = {}
 
     def model(self, target: Target) -> str:
-        if target.name not in self._models:
-            folder = self._catalog.folders.get(f"targets/{target.name}")
-            self._models[target.name] = models.resolve_target(target, folder, say=self._progress.say)
-        return self._models[target.name]
+        with self._lock:
+            if target.name not in self._models:
+                folder = self._catalog.folders.get(f"targets/{target.name}")
+                try:
+                    self._models[target.name] = models.resolve_target(target, folder, say=self._progress.say)
+                except DraftproofError as error:
+                    self._models[target.name] = error
+            found = self._models[target.name]
+        if isinstance(found, DraftproofError):
+            raise found
+        return found
 
     def drafter(self, target: Target, variant: Variant, model: str) -> str | None:
         drafter = variant.drafters.get(target.name)

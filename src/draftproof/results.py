@@ -294,11 +294,7 @@ def compare(
 
     `noise_is_told`: False where the measured noise is so wide that no difference can be told from a tie.
     """
-    scores = {
-        (s.rotation, s.request): s
-        for s in view.data.scores
-        if (s.group, s.target, s.workload, s.batch_size, s.arm) == (*unit, key)
-    }
+    scores = {(s.rotation, s.request): s for s in view.data.scores if (s.unit, s.arm) == (unit, key)}
     comparisons: list[Comparison] = []
     repeat = aa = variant_repeat = 0
     has_aa = False

@@ -33,6 +33,8 @@ from draftproof.spec import Purpose, Target, Variant, Workload, digest
 from draftproof.workloads import LoadedWorkload, deal
 
 WARMUP_TOKENS = 8
+NO_MODEL = "model"
+"""Kind of failure of an arm whose target or drafter cannot be had."""
 
 
 class Resolver(Protocol):
@@ -97,7 +99,6 @@ class Runner:
         if not purposes:
             return
         study = self.plan.study
-        self.resolver.model(group.target)  # build it once, before several arms ask for it
         arms = LiveArms(group, self.ledger, self._start_arm, self.progress)
         try:
             arms.start_all()
@@ -120,9 +121,12 @@ class Runner:
             arms.close()
 
     def _start_arm(self, group: Group, spec: ArmSpec) -> LiveArm:
-        model = self.resolver.model(group.target)
         variant = self.variants[spec.variant]
-        config = speculative_config(variant, group.target.name, self.resolver.drafter(group.target, variant, model))
+        try:
+            model = self.resolver.model(group.target)
+            config = speculative_config(variant, group.target.name, self.resolver.drafter(group.target, variant, model))
+        except DraftproofError as error:
+            raise EngineError(NO_MODEL, str(error)) from error
         arm = self.engine.start(
             StartRequest(
                 spec=spec,

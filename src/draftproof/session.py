@@ -17,14 +17,13 @@ import draftproof
 from draftproof import results
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.engines import ENGINES, open_engine
-from draftproof.engines.vllm import scrub
-from draftproof.errors import DraftproofError, rule, unknown
+from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
 from draftproof.plan import Plan, build_plan
-from draftproof.records import SCHEMA_VERSION, RunFolder, RunHeader, SessionLine
+from draftproof.records import SCHEMA_VERSION, RunData, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver, ReplayResolver
-from draftproof.runner import Resolver, Runner
+from draftproof.runner import NO_MODEL, Resolver, Runner
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
 
@@ -68,8 +67,6 @@ class Session:
         self.folder: RunFolder | None = None
         self.skipped: dict[str, str] = {}
         """Cell id -> skip reason: a workload that cannot be had here."""
-        self.broken: dict[str, str] = {}
-        """Cell id -> error: a model or drafter that cannot be had."""
         self.results: results.RunResults | None = None
 
     def _use_prompts(self, path: Path) -> None:
@@ -100,10 +97,7 @@ class Session:
         self._check_engine()
         cells = self._available(cells, resolver)
         if not cells:
-            reasons = dict.fromkeys([*self.broken.values(), *self.skipped.values()])
-            if self.broken:
-                raise DraftproofError("; ".join(reasons))
-            return self._nothing("; ".join(reasons))
+            return self._nothing("; ".join(dict.fromkeys(self.skipped.values())))
         plan = build_plan(
             self.catalog, self.study, with_baselines(self.cells, cells), two_builds=self.options.base_python is not None
         )
@@ -128,6 +122,9 @@ class Session:
             runner.execute(purposes)
         finally:
             lock.release()
+        without = without_models(folder.read())
+        if without:
+            raise DraftproofError(without)
         return self.judge()
 
     def judge(self) -> results.RunResults:
@@ -192,32 +189,19 @@ class Session:
                 )
 
     def _available(self, cells: list[Cell], resolver: Resolver) -> list[Cell]:
-        """Cells whose prompts and models can be had; the others are noted with the reason."""
-        workloads: dict[str, str | None] = {}
-        models_: dict[tuple[str, str], str | None] = {}
-        kept = []
+        """Cells whose prompts can be had; the others are noted with the reason."""
+        gaps: dict[str, str | None] = {}
         for cell in cells:
-            if cell.workload not in workloads:
-                workloads[cell.workload] = self._try_workload(cell, resolver)
-            if workloads[cell.workload]:
-                if cell.id not in self.broken:
-                    self.skipped[cell.id] = str(workloads[cell.workload])
-                continue
-            key = (cell.target, cell.variant)
-            if key not in models_:
-                models_[key] = try_models(cell, self.catalog, resolver)
-            if models_[key]:
-                self.broken[cell.id] = str(models_[key])
-                continue
-            kept.append(cell)
-        return kept
-
-    def _try_workload(self, cell: Cell, resolver: Resolver) -> str | None:
-        try:
-            resolver.workload(cell.workload)
-        except WorkloadUnavailable as error:
-            return str(error)
-        return None
+            if cell.workload not in gaps:
+                try:
+                    resolver.workload(cell.workload)
+                    gaps[cell.workload] = None
+                except WorkloadUnavailable as error:
+                    gaps[cell.workload] = str(error)
+            gap = gaps[cell.workload]
+            if gap is not None:
+                self.skipped[cell.id] = gap
+        return [cell for cell in cells if cell.id not in self.skipped]
 
     def _open_folder(self, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
         """An unfinished run of the same plan goes on; else a new folder."""
@@ -287,14 +271,11 @@ def with_baselines(all_cells: list[Cell], selected: list[Cell]) -> list[Cell]:
     return [cell for cell in all_cells if cell.id in chosen]
 
 
-def try_models(cell: Cell, catalog: Catalog, resolver: Resolver) -> str | None:
-    """The error of a target or drafter that cannot be had, else None."""
-    target = catalog.targets[cell.target]
-    try:
-        resolver.drafter(target, catalog.variants[cell.variant], resolver.model(target))
-    except DraftproofError as error:
-        return str(error)
-    return None
+def without_models(data: RunData) -> str | None:
+    """The one reason why nothing ran, where no arm had a model to load; None where something else happened too."""
+    if data.rotations or not data.failures or any(failure.kind != NO_MODEL for failure in data.failures):
+        return None
+    return "; ".join(dict.fromkeys(failure.message for failure in data.failures))
 
 
 def take_lock(path: Path) -> filelock.BaseFileLock:

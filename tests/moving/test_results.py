@@ -271,7 +271,8 @@ def test_a_failed_arm_fails_its_cells_with_its_message(bench: MakeBench) -> None
         failed = cell.cell.id == "toy-partly-long-b3"
         assert (cell.throughput.verdict == "FAILED") == failed
         if failed:
-            assert cell.throughput.reason == "arm 'partly' (crash): arm 'partly' ended during 'run' (signal SIGKILL)"
+            message = "arm 'partly' (crash): arm 'partly' ended during 'run' (signal SIGKILL)"
+            assert cell.throughput.reason == f"{message}; end of its log: the toy's last words"
             assert cell.determinism.reason == cell.throughput.reason
             assert cell.failures[0].log_tail == "the toy's last words"
 

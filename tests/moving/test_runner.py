@@ -557,7 +557,7 @@ def test_a_crash_while_scoring_keeps_the_speed(bench: MakeBench) -> None:
 
 
 def test_a_run_does_not_go_on_with_another_engine(bench: MakeBench) -> None:
-    """Half of a figure from one vLLM and half from another means nothing: what changed is named, nothing is mixed in."""
+    """Half of a figure from one vLLM and half from another means nothing: what changed is named, nothing is mixed."""
     run = bench(matrix=rows(["perfect"]))
     with pytest.raises(KeyboardInterrupt):
         run.session(ToyEngine(interrupts=(Where(rotation=1),)), ["speed"])

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from draftproof.catalog import load_catalog
 from draftproof.engines import BlockRequest, NoiseRequest, ScoreRequest, StartRequest, TokenizeRequest, worker
-from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess, scrub
-from draftproof.errors import EngineError
+from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess
+from draftproof.errors import EngineError, scrub
 from draftproof.plan import ArmSpec, build_plan
 from draftproof.records import UnitKey
 from draftproof.spec import Hardware, Sampling

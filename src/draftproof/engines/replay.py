@@ -61,30 +61,19 @@ class ReplayArm:
         return Tokenized(token_ids=rows, bos_token_id=None, tokenizer_sha256=line.tokenizer_sha256)
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
+        known = {(s.unit, s.rotation, s.arm, s.request, s.position): s for s in self._source.data.scores}
         scores = []
         for request in requests:
-            found = next(
-                (
-                    s
-                    for s in self._source.data.scores
-                    if (s.group, s.target, s.workload, s.batch_size, s.rotation, s.arm, s.request, s.position)
-                    == (*request.unit, request.rotation, request.arm, request.request, request.position)
-                ),
-                None,
-            )
+            found = known.get((request.unit, request.rotation, request.arm, request.request, request.position))
             if found is None:
-                raise EngineError(
-                    "replay", f"the recorded run did not score request {request.request} of {request.arm}"
-                )
+                what = f"request {request.request} of {request.arm}"
+                raise EngineError("replay", f"the recorded run did not score {what}")
             scores.append(Score(best=found.best_logprob, pair=found.logprobs, texts=found.texts))
         return scores
 
     def noise(self, request: NoiseRequest) -> list[float]:
         for line in self._source.data.noise:
-            if (line.group, line.target, line.workload, line.batch_size, line.rotation) == (
-                *request.unit,
-                request.rotation,
-            ):
+            if (line.unit, line.rotation) == (request.unit, request.rotation):
                 return line.largest_nats + [0.0] * (line.positions - len(line.largest_nats))
         raise EngineError("replay", f"the recorded run measured no noise for {request.unit.workload}")
 

@@ -25,7 +25,7 @@ from draftproof.engines import (
     TokenizeRequest,
 )
 from draftproof.engines.worker import PRELOAD_VARIABLE
-from draftproof.errors import EngineError
+from draftproof.errors import EngineError, scrub
 from draftproof.records import Output
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -126,12 +126,6 @@ class WorkerProcess:
             self._sink.close()
         with contextlib.suppress(OSError):
             os.close(self._source)
-
-
-def scrub(text: str) -> str:
-    """Replace the user's home folder and name: logs and messages end up in records and reports."""
-    home = str(Path.home())
-    return text.replace(home, "~") if home not in ("", "/") else text
 
 
 class VllmArm:
