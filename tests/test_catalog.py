@@ -268,7 +268,7 @@ def test_each_point_of_figure_1_informs_its_cell_once(shipped: Catalog) -> None:
 REFUSED = {
     "unknown key": (
         {"variants__mine": VARIANT + "colour = 1"},
-        ["variants/mine.toml", "`colour`", "known: drafters, forces, k, method, name, options, source, title"],
+        ["variants/mine.toml", "`colour`", "known: control, drafters, forces, k, method, name, options, source, title"],
     ),
     "unknown key of a study's row": (
         {"studies__mine": STUDY + "batch = 1"},
@@ -451,7 +451,7 @@ def test_messages_do_not_show_where_the_folder_lies(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(shipped: Catalog) -> None:
-    with pytest.raises(DraftproofError, match=r"study must be .*'defualt'.*known: default.*--sd-catalog"):
+    with pytest.raises(DraftproofError, match=r"study must be .*'defualt'.*known: .*default.*--sd-catalog"):
         shipped.get("studies", "defualt")
 
 

@@ -14,6 +14,9 @@ from draftproof.spec import Cell, Forced, Hardware, Study, Target, Variant, dige
 DEFAULT_MAX_MODEL_TOKENS = 4096
 """Context that is assumed where a target's entry sets no ``max_model_len``."""
 
+CONTROL_CLASS = "draftproof_controls.Control"
+"""What vLLM's ``custom_class`` method imports; the worker provides the module."""
+
 Build = Literal["new", "base"]
 
 AA = ".aa"
@@ -212,6 +215,8 @@ def speculative_config(variant: Variant, target: str, drafter_model: str | None)
     if not variant.speculative:
         return None
     config: dict[str, Any] = {"method": variant.method, "num_speculative_tokens": variant.k, **variant.options}
+    if variant.control:
+        config["model"] = CONTROL_CLASS
     if variant.drafters:
         drafter = variant.drafters.get(target)
         if drafter is None or drafter_model is None:

@@ -14,6 +14,7 @@ from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import paired_ratio
 from draftproof.engines import BlockRequest, BlockResult, Engine, LiveArm, StartRequest, TokenizeRequest
 from draftproof.errors import DraftproofError, EngineError
+from draftproof.feed import Feed
 from draftproof.ledger import Ledger
 from draftproof.live import Counter, LiveArms, Progress
 from draftproof.plan import (
@@ -135,6 +136,7 @@ class Runner:
                 model=model,
                 revision=group.target.revision,
                 speculative_config=config,
+                control=variant.control,
                 python=self.pythons[spec.build],
                 log=self.ledger.folder.path / "logs" / f"g{group.index}-{log_name(spec.key)}.log",
             )
@@ -239,13 +241,13 @@ class Runner:
         self.progress.say("warming up")
         for size in dict.fromkeys(unit.key.batch_size for unit in group.units):
             unit = next(unit for unit in group.units if unit.key.batch_size == size)
+            feed = Feed(group, unit, self.variants)
             for key in unit.arms:
                 if self.ledger.has_failed(unit.key, key, "speed"):
                     continue
+                request = self._request(unit, self._prompt_set(unit, prompts, 0), 0, 0, "trace", WARMUP_TOKENS)
                 try:
-                    arms.get(key).run(
-                        self._request(unit, self._prompt_set(unit, prompts, 0), 0, 0, "trace", WARMUP_TOKENS)
-                    )
+                    feed.keep(key, arms.get(key).run(feed.fed(key, request)))
                 except EngineError as error:
                     arms.fail(key, unit, "speed", error)
 
@@ -317,6 +319,7 @@ class Runner:
         chosen = self._prompt_set(unit, prompts, rotation)
         keys = [key for key in unit.arms if purpose == "speed" or not key.endswith(AA)]
         results: dict[tuple[str, int], tuple[BlockLine, BlockResult]] = {}
+        feed = Feed(group, unit, self.variants)
         for pass_index in passes:
             for key in keys if pass_index == 0 else reversed(keys):
                 counter.next(unit, key)
@@ -324,7 +327,10 @@ class Runner:
                     continue
                 request = self._request(unit, chosen, rotation, pass_index, purpose, output_tokens)
                 try:
-                    result = arms.get(key).run(request)
+                    if pass_index == 0:
+                        feed.settle(key, arms.get(key), request)
+                    result = arms.get(key).run(feed.fed(key, request))
+                    feed.keep(key, result)
                     if result.stages_reason:
                         raise EngineError("unavailable", f"stages cannot be clocked: {result.stages_reason}")
                 except EngineError as error:

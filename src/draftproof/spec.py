@@ -50,6 +50,18 @@ class Forced(Entry, frozen=True, kw_only=True):
     v1_runner: bool | None = None
 
 
+class Control(Entry, frozen=True, kw_only=True):
+    """A proposer whose drafts' fate is known beforehand; it is fed the no-SD arm's outputs of the same prompts."""
+
+    kind: Literal["oracle", "adversarial", "random"]
+    """Right drafts; wrong drafts; right with probability `rate` a position, and wrong from the first wrong one on."""
+    rate: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.rate <= 1.0, "rate", "from 0 to 1", self.rate)
+
+
 class Variant(Entry, frozen=True, kw_only=True):
     """One way of speculating: a vLLM method with its k, options and drafters by target."""
 
@@ -63,6 +75,8 @@ class Variant(Entry, frozen=True, kw_only=True):
     drafters: dict[str, Drafter] = {}
     """Target name -> its drafter; empty where the method needs none."""
     forces: Forced = Forced()
+    control: Control | None = None
+    """Present for vLLM's ``custom_class`` method with a control proposer."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -70,6 +84,8 @@ class Variant(Entry, frozen=True, kw_only=True):
             require(self.k is None, "k", "absent without speculative decoding", self.k)
         else:
             require(self.k is not None and self.k >= 1, "k", "an integer of at least 1", self.k)
+        given = self.control is not None
+        require(not given or self.method == "custom_class", "method", "'custom_class' with a control", self.method)
 
     @property
     def speculative(self) -> bool:

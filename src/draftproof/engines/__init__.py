@@ -11,7 +11,7 @@ import msgspec
 from draftproof.errors import unknown
 from draftproof.plan import ArmSpec
 from draftproof.records import Output, UnitKey
-from draftproof.spec import Hardware, Purpose, Sampling
+from draftproof.spec import Control, Hardware, Purpose, Sampling
 
 
 class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What vLLM loads: a folder or a hub id."""
     revision: str | None
     speculative_config: dict[str, Any] | None
+    control: Control | None = None
     python: str
     log: Path
 
@@ -39,6 +40,8 @@ class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     output_tokens: int
     ignore_eos: bool
+    references: list[list[int]] = []
+    """For a control proposer: the output that it takes for granted, prompt by prompt; empty: it drafts nothing."""
 
 
 class BlockResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from draftproof.engines import (
     ArmFacts,
     BlockRequest,
@@ -143,6 +145,7 @@ class VllmArm:
                 self._hardware.load_timeout_s,
                 engine_args=arguments,
                 speculative_config=request.speculative_config,
+                control=msgspec.to_builtins(request.control),
             )
         except EngineError as error:
             self._process.close()
@@ -165,6 +168,7 @@ class VllmArm:
             self._hardware.block_timeout_s,
             prompts=request.prompts,
             purpose=request.purpose,
+            references=request.references,
             sampling={
                 "temperature": request.sampling.temperature,
                 "top_p": request.sampling.top_p,

@@ -278,6 +278,7 @@ class Arm:
     def __init__(self) -> None:
         self.llm: Any = None
         self.clock: StageClock | None = None
+        self.script: Any = None
         self.speculative = False
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -293,6 +294,8 @@ class Arm:
         arguments["disable_log_stats"] = False
         speculative = request.get("speculative_config")
         self.speculative = bool(speculative)
+        if request.get("control"):
+            self.script = load_controls(request["control"])
         if speculative:
             self.check_method(speculative)
             arguments["speculative_config"] = speculative
@@ -398,6 +401,9 @@ class Arm:
         vllm = importlib.import_module("vllm")
         prompts = [{"prompt_token_ids": row} for row in request["prompts"]]
         sampling = vllm.SamplingParams(**request["sampling"])
+        if self.script is not None:
+            references = request.get("references") or [[] for _ in request["prompts"]]
+            self.script.load(request["prompts"], references)
         before = read_counters(self.llm)
         with contextlib.ExitStack() as stack:
             if request["purpose"] == "stages":
@@ -481,6 +487,19 @@ class ArmError(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+def load_controls(control: dict[str, Any]) -> Any:
+    """Make the control proposers importable for vLLM, and set what they draft; returns their script."""
+    spec = importlib.util.spec_from_file_location("draftproof_controls", os.path.join(_HERE, "controls.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["draftproof_controls"] = module
+    spec.loader.exec_module(module)
+    script = module.SCRIPT
+    script.kind, script.rate, script.seed = control["kind"], control["rate"], control["seed"]
+    return script
 
 
 def literal_values(annotation: Any) -> set[str]:
