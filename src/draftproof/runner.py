@@ -176,7 +176,15 @@ class Runner:
     def _tokenize(self, group: Group, arms: LiveArms, name: str) -> list[Prompt]:
         """Token ids of a workload's prompts, once a run: every arm then gets the same ids."""
         study, target = self.plan.study, group.target
-        known = self.ledger.workloads.get((target.name, name)) or self._add_workload(target, arms, name)
+        workload, loaded = self.resolver.workload(name)
+        known = self.ledger.workloads.get((target.name, name))
+        if known is None:
+            known = self._add_workload(target, arms, workload, loaded)
+        elif known.revision != loaded.revision:
+            raise DraftproofError(
+                f"workload {name!r} is not what it was when this run began (revision {known.revision} -> "
+                f"{loaded.revision}); start a new run with --sd-fresh"
+            )
         found = [
             Prompt(prompt_id, ids)
             for (target_name, workload_name, prompt_id), ids in self.ledger.prompts.items()
@@ -199,8 +207,8 @@ class Runner:
             )
         return found
 
-    def _add_workload(self, target: Target, arms: LiveArms, name: str) -> WorkloadLine:
-        workload, loaded = self.resolver.workload(name)
+    def _add_workload(self, target: Target, arms: LiveArms, workload: Workload, loaded: LoadedWorkload) -> WorkloadLine:
+        name = workload.name
         tokenized = arms.first().tokenize(
             TokenizeRequest(
                 target=target.name,

@@ -567,3 +567,17 @@ def test_a_run_does_not_go_on_with_another_engine(bench: MakeBench) -> None:
     assert run.folder.read().blocks == before.blocks
     run.session(ToyEngine(), ["speed"])
     assert run.folder.header().finished
+
+
+def test_a_run_does_not_go_on_with_other_prompts(bench: MakeBench) -> None:
+    """The prompts' file has changed since: the run keeps what it has and says so."""
+    run = bench(matrix=rows(["perfect"]))
+    with pytest.raises(KeyboardInterrupt):
+        run.session(ToyEngine(interrupts=(Where(rotation=1),)), ["speed"])
+    workload = run.catalog.workloads[run.plan.cells[0].workload]
+    path = run.catalog.workload_path(workload)
+    path.write_text(path.read_text() + '{"text": "one more prompt"}\n')
+    before = run.folder.read()
+    with pytest.raises(DraftproofError, match=r"is not what it was when this run began \(revision sha256:"):
+        run.session(ToyEngine(), ["speed"])
+    assert run.folder.read().blocks == before.blocks
