@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def find(name: str) -> str | None:
-    from draftproof.engines.worker import find_library
+    from draftproof.engines.surroundings import find_library
 
     return find_library(name)
 

@@ -12,8 +12,8 @@ import msgspec
 
 from draftproof import models
 from draftproof.catalog import Catalog
+from draftproof.engines.surroundings import find_library
 from draftproof.engines.vllm import WORKER
-from draftproof.engines.worker import find_library
 from draftproof.errors import scrub
 from draftproof.hardware import Machine, detect_machine, missing
 from draftproof.workloads import import_datasets

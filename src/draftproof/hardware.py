@@ -46,7 +46,7 @@ class Machine(msgspec.Struct, frozen=True):
 @functools.cache
 def detect_machine() -> Machine:
     """The machine that we run on, looked at once per process."""
-    from draftproof.engines.worker import cpu_model  # not above: the engines package imports much of draftproof
+    from draftproof.engines.surroundings import cpu_model  # not above: the engines package imports much of draftproof
 
     gpus: tuple[Gpu, ...] = ()
     driver = error = None

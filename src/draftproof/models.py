@@ -451,7 +451,7 @@ def run_converter(gguf: Path, out: Path, log: Path) -> None:
 
 def write_manifest(model: Path, embedded: Embedded) -> None:
     """Check the weights, then record every file; the build is finished by this."""
-    from draftproof.engines.worker import package_version
+    from draftproof.engines.surroundings import package_version
 
     stamps = stamp_files(model)
     files = {name: FileFacts(file_sha256(model / name), size_bytes) for name, (size_bytes, _) in stamps.items()}
@@ -488,7 +488,7 @@ def convert(gguf: Path, out: Path) -> None:
     transformers dequantises to float32, but then refuses to save, since the configuration still names the GGUF
     quantisation: the weights are copied into a fresh model whose configuration does not.
     """
-    from draftproof.engines.worker import hide_broken_vision_packages
+    from draftproof.engines.surroundings import hide_broken_vision_packages
 
     hide_broken_vision_packages()
     torch = importlib.import_module("torch")

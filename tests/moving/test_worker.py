@@ -22,7 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof.catalog import load_catalog
-from draftproof.engines import BlockRequest, NoiseRequest, ScoreRequest, StartRequest, TokenizeRequest, worker
+from draftproof.engines import (
+    BlockRequest,
+    NoiseRequest,
+    ScoreRequest,
+    StartRequest,
+    TokenizeRequest,
+    stageclock,
+    surroundings,
+    worker,
+)
 from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess
 from draftproof.errors import EngineError, scrub
 from draftproof.plan import ArmSpec, build_plan
@@ -587,26 +596,26 @@ def test_another_interpreter_does_not_see_our_packages(
 
 
 def test_libraries_are_found_beside_the_interpreter_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = worker.find_library("libm.so.6")
+    found = surroundings.find_library("libm.so.6")
     assert found is not None
     assert Path(found).is_absolute()
-    assert worker.find_library("libno-such-thing.so.1") is None
+    assert surroundings.find_library("libno-such-thing.so.1") is None
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libm.so.6").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert worker.find_library("libm.so.6") == str(tmp_path / "lib" / "libm.so.6")
+    assert surroundings.find_library("libm.so.6") == str(tmp_path / "lib" / "libm.so.6")
 
 
 def test_preloads_reach_the_process_and_absent_ones_are_left_out(fake_python: str, tmp_path: Path) -> None:
     """The loader has mapped them; the variable that asked for them is gone, so that no child asks again."""
-    name = next(name for name in ("libanl.so.1", "libm.so.6") if worker.find_library(name))
+    name = next(name for name in ("libanl.so.1", "libm.so.6") if surroundings.find_library(name))
     arm = VllmArm(request_for(fake_python, tmp_path / "log", preload=[name, "libno-such-thing.so.1"]))
     try:
         assert arm.facts.environment["preloads"] == [name]
         maps = Path(f"/proc/{pid_of(arm._process)}/maps").read_text(encoding="utf-8")
         assert f"/{name.split('.so')[0]}" in maps
         environ = Path(f"/proc/{pid_of(arm._process)}/environ").read_bytes().split(b"\0")
-        assert not [entry for entry in environ if entry.startswith(worker.PRELOAD_VARIABLE.encode())]
+        assert not [entry for entry in environ if entry.startswith(surroundings.PRELOAD_VARIABLE.encode())]
     finally:
         arm.close()
 
@@ -647,13 +656,13 @@ class FakeClock:
 
 
 @contextlib.contextmanager
-def stage_clock() -> Iterator[tuple[worker.StageClock, FakeClock, Any, Any]]:
+def stage_clock() -> Iterator[tuple[stageclock.StageClock, FakeClock, Any, Any]]:
     """A stage clock on a fake engine: (clock, its time, engine, the module of vLLM's scopes)."""
     time_, utils = FakeClock(), types.ModuleType("vllm.v1.utils")
     utils._PROFILER_FUNC = contextlib.nullcontext  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm.v1.utils", utils)
-        patch.setattr(worker, "time", time_)
+        patch.setattr(stageclock, "time", time_)
 
         class Scheduler:
             requests: ClassVar[dict[str, Any]] = {}
@@ -684,10 +693,10 @@ def stage_clock() -> Iterator[tuple[worker.StageClock, FakeClock, Any, Any]]:
                 self.scheduler.update_from_output()
 
         engine = Engine()
-        yield worker.StageClock(types.SimpleNamespace(llm_engine=engine)), time_, engine, utils
+        yield stageclock.StageClock(types.SimpleNamespace(llm_engine=engine)), time_, engine, utils
 
 
-SCOPES = [*worker.SCOPE_PARTS, "somebody else's scope"]
+SCOPES = [*stageclock.SCOPE_PARTS, "somebody else's scope"]
 Tree = list[tuple[str, float, float, Any]]
 """(scope, seconds before its children, seconds after them, children)."""
 durations = st.integers(0, 8).map(float)
@@ -700,7 +709,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 @given(trees)
 def test_seconds_of_a_scope_exclude_the_scopes_inside_it(tree: Tree) -> None:
     """A slow sum over the planted tree gives the same seconds; nothing is counted twice."""
-    expected = dict.fromkeys(worker.PARTS, 0.0) | {"schedule_s": 1.0, "update_s": 2.0}
+    expected = dict.fromkeys(stageclock.PARTS, 0.0) | {"schedule_s": 1.0, "update_s": 2.0}
     unclaimed = 0.0
 
     with stage_clock() as (clock, time_, engine, utils):
@@ -712,7 +721,7 @@ def test_seconds_of_a_scope_exclude_the_scopes_inside_it(tree: Tree) -> None:
                     time_.now_s += before
                     walk(children)
                     time_.now_s += after
-                part = worker.SCOPE_PARTS.get(name)
+                part = stageclock.SCOPE_PARTS.get(name)
                 if part is None:
                     unclaimed += before + after
                 else:
@@ -722,7 +731,7 @@ def test_seconds_of_a_scope_exclude_the_scopes_inside_it(tree: Tree) -> None:
         with clock.running():
             engine.step()
         (step,) = clock.steps
-    assert {part: step[part] for part in worker.PARTS} == expected
+    assert {part: step[part] for part in stageclock.PARTS} == expected
     assert math.isclose(step["step_s"], sum(expected.values()) + unclaimed)
 
 
@@ -780,4 +789,4 @@ def test_a_clock_that_cannot_run_says_why(spoil: Callable[[Any, Any], None], rea
     with stage_clock() as (clock, _, engine, utils):
         assert clock.reason == ""
         spoil(engine, utils)
-        assert reason in worker.StageClock(types.SimpleNamespace(llm_engine=engine)).reason
+        assert reason in stageclock.StageClock(types.SimpleNamespace(llm_engine=engine)).reason

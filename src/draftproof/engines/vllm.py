@@ -26,7 +26,7 @@ from draftproof.engines import (
     Tokenized,
     TokenizeRequest,
 )
-from draftproof.engines.worker import PRELOAD_VARIABLE
+from draftproof.engines.surroundings import PRELOAD_VARIABLE
 from draftproof.errors import EngineError, scrub
 from draftproof.records import Output
 

