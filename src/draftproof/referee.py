@@ -14,6 +14,8 @@ from draftproof.plan import Group, Unit, references
 from draftproof.records import NoiseLine, Output, RotationLine, ScoreLine
 
 MAX_NOISE_ROTATIONS = 64
+MIN_NOISE_POSITIONS = 1024
+"""A maximum over fewer positions would be too low to judge by: wide ties are rare."""
 
 
 class Referee:
@@ -97,7 +99,7 @@ class Referee:
         return wanted
 
     def measure_noise(self, prompt_set: Callable[[Unit, int], list[list[int]]]) -> None:
-        """Measure the width of a tie, over at least as many positions as the cell with the most had at risk.
+        """Measure the width of a tie, over as many positions as the cell with the most had at risk, and at least 1,024.
 
         On the no-SD arm alone: a variant with a fault must not widen the limit that it is judged by. `prompt_set` gives
         the prompts' token ids of a unit's rotation.
@@ -107,7 +109,7 @@ class Referee:
             return  # everything is identical: no limit is needed
         measured = sum(line.positions for line in ledger.noise if line.group == group.index)
         done = {(line.workload, line.rotation) for line in ledger.noise if line.group == group.index}
-        at_risk = max(self._positions_at_risk(unit) for unit in group.units)
+        at_risk = max(MIN_NOISE_POSITIONS, *(self._positions_at_risk(unit) for unit in group.units))
         largest = max(unit.key.batch_size for unit in group.units)
         units = [unit for unit in group.units if unit.key.batch_size == largest]
         for rotation in range(MAX_NOISE_ROTATIONS):

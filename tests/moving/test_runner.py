@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draftproof import tables
+from draftproof import referee, tables
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import paired_ratio
 from draftproof.errors import DraftproofError, EngineError
@@ -534,8 +534,11 @@ def test_equal_outputs_are_not_scored(bench: MakeBench) -> None:
     assert engine.measured == []
 
 
-def test_the_width_of_a_tie_is_measured_over_the_positions_at_risk(bench: MakeBench) -> None:
+def test_the_width_of_a_tie_is_measured_over_the_positions_at_risk(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By no-SD alone, in its largest batch, on at least as many positions as the largest cell had at risk; once."""
+    monkeypatch.setattr(referee, "MIN_NOISE_POSITIONS", 1)
     run = bench(matrix=rows(["perfect"], sizes=(1, 3)))
     flips = (Flip(arm="perfect", rotation=1, batch_size=3),)
     engine = run.session(ToyEngine(flips=flips, noise_nats=0.125))
@@ -545,6 +548,13 @@ def test_the_width_of_a_tie_is_measured_over_the_positions_at_risk(bench: MakeBe
     sets = {call.rotation: call.prompts for call in engine.timed() if call.batch_size == 3}
     assert [tuple(map(tuple, request.prompts)) for request in engine.measured] == [sets[0], sets[1], sets[2]]
     assert run.session(ToyEngine(flips=flips)).measured == []
+
+
+def test_a_short_study_measures_the_width_of_a_tie_on_enough_positions(bench: MakeBench) -> None:
+    """The largest of few is too small a limit, and would call a tie a divergence."""
+    run = bench(matrix=rows(["perfect"]))
+    run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),), noise_nats=0.125))
+    assert sum(line.positions for line in run.folder.read().noise) >= referee.MIN_NOISE_POSITIONS
 
 
 def test_a_crash_while_scoring_keeps_the_speed(bench: MakeBench) -> None:
