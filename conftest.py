@@ -1,11 +1,5 @@
-"""Shared by the suites and by draftproof's own tests."""
+"""For every suite: pytest's own plugin for testing plugins, which only a root conftest may name."""
 
 from __future__ import annotations
 
-from hypothesis import settings
-
 pytest_plugins = ["pytester"]
-
-# Property tests must not depend on the day's luck or on a busy machine.
-settings.register_profile("draftproof", derandomize=True, deadline=None, print_blob=True)
-settings.load_profile("draftproof")
