@@ -44,7 +44,7 @@ def start_again_with_preloads() -> None:
 def hide_broken_vision_packages() -> list[str]:
     """Make torchvision and its kin look absent where they do not match torch; transformers cannot import with them.
 
-    Returns the names that were hidden. Text models need none of them.
+    Here and in the processes that are started from here. Returns the names that were hidden. Text models need none.
     """
     hidden = []
     for name in ("torchvision", "torchaudio", "torchcodec"):
@@ -57,6 +57,10 @@ def hide_broken_vision_packages() -> list[str]:
                 del sys.modules[loaded]
             sys.modules[name] = None  # type: ignore[assignment]
             hidden.append(name)
+    if hidden:
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
+        paths = filter(None, [folder, os.environ.get("PYTHONPATH")])
+        os.environ.update(DRAFTPROOF_HIDE=",".join(hidden), PYTHONPATH=os.pathsep.join(paths))
     return hidden
 
 
