@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="Build and find the models of the catalog.")
 app.add_typer(models_app, name="models")
+traces_app = typer.Typer(no_args_is_help=True, help="Acceptance traces, the input of simulate.")
+app.add_typer(traces_app, name="traces")
 
 Catalogs = Annotated[
     list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")
@@ -105,6 +107,22 @@ def report(
     for line in summary_lines(results, width=120):
         typer.echo(line)
     typer.echo(f"report: {run / 'index.html'}")
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def simulate(context: typer.Context) -> None:
+    """Speedups that policies would reach, from acceptance traces and a cost model; simulate --help lists options."""
+    from draftproof.simulator.command import run
+
+    run(context.args, typer.echo)
+
+
+@traces_app.command("check")
+def traces_check(files: Annotated[list[Path], typer.Argument(help="Trace files, or folders of them.")]) -> None:
+    """Validate trace files line by line (JSON lines or Parquet, this project's layout or the public traces')."""
+    from draftproof.simulator.command import check
+
+    check(files, typer.echo)
 
 
 def version(value: bool) -> None:
