@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from draftproof.errors import DraftproofError
 from draftproof.spec import Workload
-from draftproof.workloads import Prompt, WorkloadUnavailable, deal, file_workload, load_workload, scrub
+from draftproof.workloads import Prompt, WorkloadUnavailable, deal, file_workload, load_workload, one_line
 
 DATA = Path(__file__).resolve().parents[1] / "fixtures" / "workloads" / "data"
 UNCACHED = "draftproof-tests/no-such-data-set"
@@ -429,16 +429,16 @@ class TestScrub:
         ],
     )
     def test_what_is_private_goes_and_the_rest_stays(self, text: str, clean: str) -> None:
-        assert scrub(text) == clean
+        assert one_line(text) == clean
 
     def test_home_and_the_token_in_use_never_show(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", "/data/Jo Doe")
         monkeypatch.setenv("HF_TOKEN", "plainsecret")
-        assert scrub("plainsecret of /data/Jo Doe/x") == "<token> of ~/x"
-        assert scrub("/data/Jo Doe") == "~"
+        assert one_line("plainsecret of /data/Jo Doe/x") == "<token> of ~/x"
+        assert one_line("/data/Jo Doe") == "~"
 
     def test_long_text_is_cut(self) -> None:
-        assert scrub("a" * 1000) == "a" * 400 + "..."
+        assert one_line("a" * 1000) == "a" * 400 + "..."
 
 
 def slow_deal(num_prompts: int, batch_size: int, rotations: int, seed: int) -> list[tuple[int, ...]]:

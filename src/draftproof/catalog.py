@@ -52,6 +52,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         return entries[name]
 
     def workload_path(self, workload: Workload) -> Path:
+        """The prompts' file, or the entry's folder for a workload of the hub."""
         return self.folders[f"workloads/{workload.name}"] / workload.path
 
     def study_cells(self, name: str) -> list[Cell]:

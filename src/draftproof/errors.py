@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,6 +38,11 @@ def rule(field: str, must_be: str, value: object, known: Iterable[str] = (), do:
 
 
 def scrub(text: str) -> str:
-    """Replace the user's home folder and name: logs and messages end up in records and reports."""
+    """Text of others, fit for records and reports: without tokens, URL credentials and queries, and the home folder."""
+    for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
+        text = text.replace(secret, "<token>")
+    text = re.sub(r"\bhf_\w{8,}|(?<=Bearer )\S+", "<token>", text)
+    text = re.sub(r"(https?://)[^\s/@]+@", r"\1", text)
+    text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1", text)
     home = str(Path.home())
     return text.replace(home, "~") if home not in ("", "/") else text

@@ -53,8 +53,7 @@ class CatalogResolver:
                 workload, path = self._given[name]
             else:
                 workload = self._catalog.get("workloads", name)
-                folder = self._catalog.folders[f"workloads/{name}"]
-                path = folder / workload.path if workload.source == "file" else folder
+                path = self._catalog.workload_path(workload)
             self._workloads[name] = workload, load_workload(workload, path, num_prompts=self._num_prompts(name))
         return self._workloads[name]
 

@@ -116,11 +116,7 @@ def analyse(
     """Judge every cell of a run from its records alone."""
     data = folder.read()
     parts = {line.part for line in data.rotations}
-    outputs = tables.read_outputs(folder.path, parts)
-    steps: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in tables.read_rows(folder.path, "steps", parts):
-        steps.setdefault((row["part"], row["arm"]), []).append(row)
-    view = View(data, outputs, steps)
+    view = View(data, tables.read_outputs(folder.path, parts), tables.read_steps(folder.path, parts))
     cells = [
         cell_result(view, cell, build, thresholds.get(cell.hardware, []))
         for cell in data.header.cells

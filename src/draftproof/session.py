@@ -51,9 +51,10 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.pythons = {"new": interpreter_path("--sd-python", options.python)}
+        """Build -> interpreter of its arms."""
         if options.base_python is not None:
-            interpreter_path("--sd-base-python", options.base_python)
-        interpreter_path("--sd-python", options.python)
+            self.pythons["base"] = interpreter_path("--sd-base-python", options.base_python)
         if options.engine not in ENGINES:
             raise unknown("--sd-engine", options.engine, ENGINES)
         if (options.engine == "replay") != (options.replay is not None):
@@ -98,9 +99,7 @@ class Session:
         cells = self._available(cells, resolver)
         if not cells:
             return self._nothing("; ".join(dict.fromkeys(self.skipped.values())))
-        plan = build_plan(
-            self.catalog, self.study, with_baselines(self.cells, cells), two_builds=self.options.base_python is not None
-        )
+        plan = build_plan(self.catalog, self.study, self._in_study_order(cells), two_builds="base" in self.pythons)
         folder, lock = self._open_folder(plan)
         self.folder = folder
         progress.say(f"report folder: {folder.path}")
@@ -112,7 +111,7 @@ class Session:
                 self._engine(),
                 resolver,
                 self.catalog.variants,
-                self._pythons(),
+                self.pythons,
                 progress,
                 self._session_line(len(data.sessions)),
             )
@@ -159,17 +158,11 @@ class Session:
             return open_engine("replay", path=self.options.replay)
         return open_engine(self.options.engine)
 
-    def _pythons(self) -> dict[str, str]:
-        pythons = {"new": self.options.python}
-        if self.options.base_python is not None:
-            pythons["base"] = str(interpreter_path("--sd-base-python", self.options.base_python))
-        return pythons
-
     def _check_engine(self) -> None:
         """vLLM must be there before a model is built for it."""
         if self.options.engine != "vllm":
             return
-        for build, python in self._pythons().items():
+        for build, python in self.pythons.items():
             probe = [python, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"]
             if subprocess.run(probe, check=False, capture_output=True).returncode != 0:
                 option = "--sd-base-python" if build == "base" else "--sd-python"
@@ -182,7 +175,7 @@ class Session:
         """Two builds need four engines at once: no-SD and a variant, twice."""
         for name in dict.fromkeys(cell.hardware for cell in cells):
             room = self.catalog.hardware[name].max_live_arms
-            if self.options.base_python is not None and room < 4:
+            if "base" in self.pythons and room < 4:
                 raise DraftproofError(
                     f"--sd-base-python needs 4 live engines (no-SD and a variant under both builds); hardware {name!r} "
                     f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own"
@@ -202,6 +195,11 @@ class Session:
             if gap is not None:
                 self.skipped[cell.id] = gap
         return [cell for cell in cells if cell.id not in self.skipped]
+
+    def _in_study_order(self, cells: list[Cell]) -> list[Cell]:
+        """pytest may have reordered its tests; the plan of a selection is the same whatever their order."""
+        chosen = {cell.id for cell in cells}
+        return [cell for cell in self.cells if cell.id in chosen]
 
     def _open_folder(self, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
         """An unfinished run of the same plan goes on; else a new folder."""
@@ -239,7 +237,7 @@ class Session:
             cells=list(plan.cells),
             machine=msgspec.to_builtins(detect_machine()),
             overlays=[overlay.name for overlay in self.options.overlays],
-            builds=["new", "base"] if self.options.base_python else ["new"],
+            builds=list(self.pythons),
         )
         folder = RunFolder.create(path, header)
         return folder, take_lock(path)
@@ -257,18 +255,12 @@ class Session:
         )
 
 
-def interpreter_path(option: str, path: str) -> Path:
+def interpreter_path(option: str, path: str) -> str:
     """An interpreter given by the user: it must be there and executable. Links are kept: a venv's Python is one."""
     found = Path(path).expanduser().absolute()
     if not (found.is_file() and os.access(found, os.X_OK)):
         raise rule(option, "the path of a Python interpreter", path)
-    return found
-
-
-def with_baselines(all_cells: list[Cell], selected: list[Cell]) -> list[Cell]:
-    """The selected cells, in the study's order; no-SD arms come with their variants by themselves."""
-    chosen = {cell.id for cell in selected}
-    return [cell for cell in all_cells if cell.id in chosen]
+    return str(found)
 
 
 def without_models(data: RunData) -> str | None:

@@ -192,7 +192,6 @@ class Hardware(Entry, frozen=True, kw_only=True):
     """Environment variables of every arm."""
     preload: list[str] = []
     """File names of shared libraries for LD_PRELOAD; those that are absent are left out and so recorded."""
-    claims: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.markers), "markers", "at least one marker", self.markers)

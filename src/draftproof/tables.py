@@ -148,6 +148,14 @@ def read_outputs(folder: Path, parts: set[str]) -> dict[tuple[str, str, int], li
     return result
 
 
+def read_steps(folder: Path, parts: set[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """(part, arm) -> step samples in order; a stage block has one pass."""
+    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in read_rows(folder, "steps", parts):
+        result.setdefault((row["part"], row["arm"]), []).append(row)
+    return result
+
+
 def compact(folder: Path, parts: set[str]) -> None:
     """Join the parts of finished rotations into one file a kind, then remove them. Safe to be killed at any point."""
     for kind, schema in (("tokens", OUTPUTS), ("steps", STEPS)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import random
 import re
 import string
@@ -19,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from draftproof.errors import DraftproofError, rule, unknown
+from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.spec import Workload, require
 
 ROLES = ("system", "user", "assistant")
@@ -265,7 +264,7 @@ def local_folder(workload: Workload, path: Path | None) -> Path | None:
     # A namesake in the current folder would be read by `datasets` in place of the hub's data set, without a word.
     if named.is_absolute() or workload.dataset.startswith(".") or named.exists():
         must_be = "a data set id (no file of that name here) or a folder, relative to the workload's entry"
-        raise rule(f"workload {workload.name!r}: dataset", must_be, scrub(workload.dataset))
+        raise rule(f"workload {workload.name!r}: dataset", must_be, one_line(workload.dataset))
     return None
 
 
@@ -280,7 +279,7 @@ def import_datasets() -> Any:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise WorkloadUnavailable(needs, scrub(f"{type(error).__name__}: {error}"), enable) from None
+        raise WorkloadUnavailable(needs, one_line(f"{type(error).__name__}: {error}"), enable) from None
     if int(datasets.__version__.split(".")[0]) < 4:
         raise WorkloadUnavailable(needs, f"version {datasets.__version__}", enable)
     return datasets
@@ -294,7 +293,7 @@ def upstream_error(workload: Workload, source: str, error: Exception) -> Draftpr
     kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
     # "An error occurred while generating the dataset" says nothing; its cause does.
     told = chain[1] if type(error).__name__ == "DatasetGenerationError" and len(chain) > 1 else error
-    text = scrub(f"{type(told).__name__}: {told}")
+    text = one_line(f"{type(told).__name__}: {told}")
     name, shown = workload.dataset, f"data set {source!r}"
     if "GatedRepoError" in kinds or "gated dataset" in text or (workload.gated and "DatasetNotFoundError" in kinds):
         enable = f"`hf auth login`, once its terms are accepted at https://huggingface.co/datasets/{name}"
@@ -309,14 +308,8 @@ def upstream_error(workload: Workload, source: str, error: Exception) -> Draftpr
     return DraftproofError(f"workload {workload.name!r}: {shown} could not be read: {text}")
 
 
-def scrub(text: str, max_chars: int = 400) -> str:
-    """Text of others on one line, without tokens, URL queries (signatures), home folders and leading folders."""
-    for secret in filter(None, (os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN"))):
-        text = text.replace(secret, "<token>")
-    text = re.sub(r"\bhf_\w{8,}|(?<=Bearer )\S+", "<token>", text)
-    text = re.sub(r"(https?://)[^\s/@]+@", r"\1", text)
-    text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1", text)
-    text = text.replace(str(Path.home()), "~")
-    text = re.sub(r"(?<![\w/:.~>-])~?(?:/[^\s/'\",:;]+)+/(?=[^\s/'\",:;])", ".../", text)
+def one_line(text: str, max_chars: int = 400) -> str:
+    """Scrubbed text of others on one line, without leading folders either."""
+    text = re.sub(r"(?<![\w/:.~>-])~?(?:/[^\s/'\",:;]+)+/(?=[^\s/'\",:;])", ".../", scrub(text))
     text = " ".join(text.split())
     return text if len(text) <= max_chars else text[:max_chars] + "..."

@@ -95,9 +95,7 @@ class ReplayEngine:
         self.parts = {(line.unit, line.rotation, line.purpose): line.part for line in self.data.rotations}
         parts = set(self.parts.values())
         self.outputs: dict[tuple[str, str, int], list[Output]] = tables.read_outputs(path, parts)
-        self.steps: dict[tuple[str, str], list[dict[str, object]]] = {}
-        for row in tables.read_rows(path, "steps", parts):
-            self.steps.setdefault((row["part"], row["arm"]), []).append(row)
+        self.steps = tables.read_steps(path, parts)
 
     def recorded_failure(self, arm: str, request: BlockRequest) -> EngineError:
         """Why the recorded run lacks a block: the failure that it recorded, else that it simply has none."""

@@ -7,6 +7,7 @@ A user's own is one class of either kind, given as ``module:Class``.
 
 from __future__ import annotations
 
+import abc
 import importlib
 import sys
 from pathlib import Path
@@ -62,9 +63,10 @@ class Policy:
         return self.k or 0
 
 
-class Planned(Policy):
+class Planned(Policy, abc.ABC):
+    @abc.abstractmethod
     def plan(self, table: Table, clock: Clock) -> Plan:
-        raise NotImplementedError
+        """The decision for every position of the table."""
 
 
 class Known(msgspec.Struct):
@@ -76,15 +78,15 @@ class Known(msgspec.Struct):
     batch_size: int
 
 
-class Stepwise(Policy):
+class Stepwise(Policy, abc.ABC):
     needs_matches = True
 
     def begin(self, clock: Clock, limit: int) -> None:
         """A new request: forget the last one. `limit` is the largest k that the trace can answer."""
 
+    @abc.abstractmethod
     def choose(self, known: Known) -> tuple[int, int]:
         """Index of the variant and number of drafts (0: none) for this step."""
-        raise NotImplementedError
 
     def learn(self, variant: int, drafts: int, emitted: int) -> None:
         """What became of it: `drafts` were proposed (0: the lookup found nothing), `emitted` tokens came out."""
