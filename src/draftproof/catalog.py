@@ -7,12 +7,12 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 
 import msgspec
 
-from draftproof.errors import DraftproofError, unknown
-from draftproof.spec import Cell, Entry, Hardware, Study, Target, Threshold, Variant, Workload
+from draftproof.errors import DraftproofError, rule, unknown
+from draftproof.spec import Cell, Entry, Hardware, Study, Target, Threshold, TrainedDrafter, Variant, Workload
 
 EntryType = TypeVar("EntryType", bound=Entry)
 
@@ -22,6 +22,7 @@ KINDS: dict[str, type[Entry]] = {
     "workloads": Workload,
     "hardware": Hardware,
     "studies": Study,
+    "drafters": TrainedDrafter,
 }
 
 
@@ -43,6 +44,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """Hardware name -> its limits."""
     folders: dict[str, Path]
     """``workloads/<name>`` -> folder of the file that defines it, for relative paths."""
+    drafters: dict[str, TrainedDrafter] = {}
 
     def get(self, kind: str, name: str) -> Any:
         """The entry of that kind and name, or an error that lists the known ones."""
@@ -54,6 +56,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     def workload_path(self, workload: Workload) -> Path:
         """The prompts' file, or the entry's folder for a workload of the hub."""
         return self.folders[f"workloads/{workload.name}"] / workload.path
+
+    def drafter_weights(self, drafter: TrainedDrafter) -> Path:
+        """The shipped file of a trained drafter."""
+        return self.folders[f"drafters/{drafter.name}"] / drafter.weights
 
     def study_cells(self, name: str) -> list[Cell]:
         """The cells of a study, in the order of its rows, each once."""
@@ -166,17 +172,63 @@ def struct_types(annotation: Any) -> Iterator[type[Entry]]:
         yield from struct_types(argument)
 
 
+class References(NamedTuple):
+    """A catalog whose entries refer to each other, and the file of each."""
+
+    catalog: Catalog
+    origins: dict[tuple[str, str], Path]
+
+    def check(self, owner: tuple[str, str], field: str, kind: str, name: str) -> None:
+        """`name`, which `field` of `owner` holds, must be an entry of that kind."""
+        entries: dict[str, Any] = getattr(self.catalog, kind)
+        if name not in entries:
+            raise DraftproofError(f"{short(self.origins[owner])}: {unknown(field, name, entries)}")
+
+    def refuse(self, owner: tuple[str, str], field: str, must_be: str, value: str) -> NoReturn:
+        raise DraftproofError(f"{short(self.origins[owner])}: {rule(field, must_be, value)}")
+
+
+def check_derived(references: References, target: Target) -> None:
+    """A derived target is made of another target's tensors and of an ``mtp`` drafter trained on that target."""
+    if target.derived is None:
+        return
+    owner, catalog = ("targets", target.name), references.catalog
+    references.check(owner, "derived.target", "targets", target.derived.target)
+    references.check(owner, "derived.drafter", "drafters", target.derived.drafter)
+    base, module = catalog.targets[target.derived.target], catalog.drafters[target.derived.drafter]
+    if base.source not in ("embedded", "path"):
+        references.refuse(owner, "derived.target", "an embedded target or one in a folder", base.name)
+    if (module.kind, module.target) != ("mtp", base.name):
+        references.refuse(owner, "derived.drafter", f"of kind 'mtp' and for target {base.name!r}", module.name)
+
+
+def check_drafter(references: References, variant: Variant, target: str, name: str) -> None:
+    """A trained drafter must be of the variant's method, and made for the target that the variant gives it to."""
+    owner, field, catalog = ("variants", variant.name), f'drafters."{target}".model', references.catalog
+    references.check(owner, field, "drafters", name)
+    trained, derived = catalog.drafters[name], catalog.targets[target].derived
+    if trained.kind != variant.method:
+        references.refuse(owner, field, f"a drafter of kind {variant.method!r}", f"{name}: {trained.kind}")
+    if trained.kind == "mtp":
+        if derived is None or derived.drafter != name:
+            references.refuse(owner, field, f"the drafter that target {target!r} is derived from", name)
+    elif trained.target != target:
+        references.refuse(owner, field, f"a drafter for target {target!r}", f"{name}: {trained.target}")
+
+
 def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> None:
     """Every name that an entry refers to must exist."""
-
-    def check(owner: tuple[str, str], field: str, kind: str, name: str) -> None:
-        entries: dict[str, Any] = getattr(catalog, kind)
-        if name not in entries:
-            raise DraftproofError(f"{short(origins[owner])}: {unknown(field, name, entries)}")
-
+    references = References(catalog, origins)
+    check = references.check
+    for trained in catalog.drafters.values():
+        check(("drafters", trained.name), "target", "targets", trained.target)
+    for made in catalog.targets.values():
+        check_derived(references, made)
     for variant in catalog.variants.values():
-        for target in variant.drafters:
+        for target, drafter in variant.drafters.items():
             check(("variants", variant.name), "drafters", "targets", target)
+            if drafter.source == "trained":
+                check_drafter(references, variant, target, drafter.model)
     for study in catalog.studies.values():
         owner = ("studies", study.name)
         check(owner, "hardware", "hardware", study.hardware)

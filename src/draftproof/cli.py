@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="Build and find the models of the catalog.")
 app.add_typer(models_app, name="models")
+drafters_app = typer.Typer(no_args_is_help=True, help="Drafters of the embedded target.")
+app.add_typer(drafters_app, name="drafters")
 traces_app = typer.Typer(no_args_is_help=True, help="Acceptance traces, the input of simulate.")
 app.add_typer(traces_app, name="traces")
 
@@ -26,35 +28,41 @@ Catalogs = Annotated[
 
 @models_app.command("build")
 def models_build(
-    names: Annotated[list[str] | None, typer.Argument(help="Targets to build (default: all embedded ones).")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Targets and drafters (default: all that are built).")
+    ] = None,
     verify: Annotated[bool, typer.Option(help="Hash every file even if its size and time are unchanged.")] = False,
     catalog: Catalogs = None,
 ) -> None:
-    """Build embedded targets into the user cache, checked by SHA-256; nothing is done where they are whole."""
+    """Build targets and trained drafters into the user cache, checked by SHA-256; what is whole is left alone."""
     from draftproof import models
     from draftproof.catalog import load_catalog
     from draftproof.errors import rule
 
     entries = load_catalog(*(catalog or []))
-    for name in names or [target.name for target in entries.targets.values() if target.source == "embedded"]:
-        target = entries.get("targets", name)
-        if target.source != "embedded":
-            known = [t.name for t in entries.targets.values() if t.source == "embedded"]
-            raise rule("target", "an embedded one; only those are built", name, known)
-        typer.echo(f"{name}: {models.build(target, say=typer.echo, verify=verify)}")
+    targets = {t.name: t for t in entries.targets.values() if t.source in ("embedded", "derived")}
+    drafters = {d.name: d for d in entries.drafters.values() if d.kind != "mtp"}
+    for name in names or {**targets, **drafters}:
+        if name not in targets and name not in drafters:
+            raise rule("name", "a target or drafter that is built", name, [*targets, *drafters])
+        if name in targets:
+            typer.echo(f"{name}: {models.build_target(targets[name], entries, say=typer.echo, verify=verify)}")
+        if name in drafters:
+            typer.echo(f"{name}: {models.build_drafter(drafters[name], entries, say=typer.echo, verify=verify)}")
 
 
 @models_app.command("list")
 def models_list(catalog: Catalogs = None) -> None:
-    """Every target of the catalog and whether it is at hand."""
+    """Every target and trained drafter of the catalog and whether it is at hand."""
     from draftproof import models
     from draftproof.catalog import load_catalog
 
     entries = load_catalog(*(catalog or []))
-    for target in entries.targets.values():
-        facts = models.describe(target, entries.folders.get(f"targets/{target.name}"))
+    rows = [(models.describe(target, entries), target.model) for target in entries.targets.values()]
+    rows += [(models.describe_drafter(entry, entries), entry.target) for entry in entries.drafters.values()]
+    for facts, model in rows:
         size = f"{facts['size_bytes'] / 1e6:.0f} MB" if facts["size_bytes"] else "-"
-        typer.echo(f"{target.name:20} {facts['source']:9} {facts['state']:18} {size:>8}  {target.model}")
+        typer.echo(f"{facts['name']:24} {facts['source']:9} {facts['state']:18} {size:>8}  {model}")
 
 
 @models_app.command("path")
@@ -68,7 +76,35 @@ def models_path(
     entries = load_catalog(*(catalog or []))
     target = entries.get("targets", name)
     say = lambda text: typer.echo(text, err=True)  # noqa: E731
-    typer.echo(models.resolve_target(target, entries.folders.get(f"targets/{name}"), say=say))
+    typer.echo(models.resolve_target(target, entries, say=say))
+
+
+@drafters_app.command("train")
+def drafters_train(
+    names: Annotated[list[str] | None, typer.Argument(help="Drafters of the catalog.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All drafters of the catalog.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for weights, cards and entries; a catalog layer.")] = Path(
+        "trained-drafters"
+    ),
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for texts, features and checkpoints (default: in the user cache).")
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="Hardware entry that the texts are written with.")] = "cpu",
+    catalog: Catalogs = None,
+) -> None:
+    """Train drafters from the target's own texts; a run that was ended goes on where it was."""
+    from draftproof import building
+    from draftproof.catalog import load_catalog
+    from draftproof.errors import rule
+
+    entries = load_catalog(*(catalog or []))
+    chosen = list(entries.drafters) if everyone else list(names or [])
+    if not chosen or (everyone and names):
+        raise rule("names", "drafters, or --all for every one", names or [], list(entries.drafters))
+    from draftproof.drafters.command import train
+
+    folder = work or building.models_folder().parent / "training"
+    train(chosen, entries, work=folder, out=out, hardware=hardware, say=typer.echo)
 
 
 @app.command()

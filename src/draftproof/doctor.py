@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from draftproof import models
+from draftproof import building, models
 from draftproof.catalog import Catalog
 from draftproof.engines.surroundings import find_library
 from draftproof.engines.vllm import WORKER
@@ -45,15 +45,15 @@ def examine(catalog: Catalog, python: str) -> list[Finding]:
     engine = engine_finding(python)
     findings.append(engine)
     findings += preload_findings(catalog)
-    folder = models.models_folder()
+    folder = building.models_folder()
     free = shutil.disk_usage(existing(folder)).free / 1e9
     findings.append(
         Finding("disk", free >= MIN_FREE_GB, f"{free:.0f} GB free for models (about {MIN_FREE_GB:g} are wanted)")
     )
     findings.append(hub_finding())
     for target in catalog.targets.values():
-        facts = models.describe(target, catalog.folders.get(f"targets/{target.name}"))
-        at_hand = facts["state"] in ("built", "present", "in hub cache") or target.source == "embedded"
+        facts = models.describe(target, catalog)
+        at_hand = facts["state"] in ("built", "present", "in hub cache") or target.source in ("embedded", "derived")
         note = " (built by the first study, or by: draftproof models build)" if facts["state"] == "not built" else ""
         findings.append(Finding(f"model {target.name}", at_hand, f"{facts['state']}{note}"))
     findings += [study_finding(catalog, name, machine, engine) for name in catalog.studies]

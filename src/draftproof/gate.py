@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from draftproof.analysis.health import Alarm
 from draftproof.analysis.stats import Ratio
 from draftproof.errors import DraftproofError
 from draftproof.records import FailureLine
@@ -105,6 +107,28 @@ def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlik
             reason=f"no-SD does not repeat itself, or a difference was not scored: {told} of {total}",
         )
     return Judgement(verdict="PASS", reason=f"{told} of {total}")
+
+
+SHOWN_ALARMS = 8
+
+
+def judge_health(
+    alarms: Sequence[Alarm], failures: list[FailureLine], *, healthy: str, enough: bool = True
+) -> Judgement:
+    """Any alarm on a drafter fails its cell; where there is too little to judge by (not `enough`) it is not judged.
+
+    `healthy`: what is said where there is no alarm.
+    """
+    broken = failed(failures)
+    if broken:
+        return broken
+    if not alarms:
+        return Judgement(verdict="PASS", reason=healthy)
+    left_out = len(alarms) - SHOWN_ALARMS
+    told = "; ".join(alarm.line for alarm in alarms[:SHOWN_ALARMS]) + (f"; and {left_out} more" if left_out > 0 else "")
+    if not enough:
+        return Judgement(verdict="INSUFFICIENT", reason=f"too few drafts to judge by: {told}")
+    return Judgement(verdict="FAILED", reason=told)
 
 
 def tie_limit(limits: list[Threshold], measured_nats: float | None) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from draftproof.catalog import Catalog
 from draftproof.errors import DraftproofError, rule
 from draftproof.records import UnitKey
-from draftproof.spec import Cell, Forced, Hardware, Study, Target, Variant, digest
+from draftproof.spec import Cell, Forced, Hardware, Study, Target, TrainedDrafter, Variant, digest
 
 DEFAULT_MAX_MODEL_TOKENS = 4096
 """Context that is assumed where a target's entry sets no ``max_model_len``."""
@@ -31,7 +31,7 @@ class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     variant: str
     variant_sha256: str
-    """Of the variant's entry: an entry that changed is another plan."""
+    """Of the variant's entry and its trained drafter's: an entry that changed is another plan."""
     role: Literal["run", "aa"] = "run"
     build: Build = "new"
     engine: dict[str, Any]
@@ -75,6 +75,8 @@ class Place(NamedTuple):
     study: Study
     hardware: Hardware
     target: Target
+    trained: dict[str, TrainedDrafter]
+    """The catalog's drafters."""
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -100,12 +102,19 @@ class Place(NamedTuple):
             key=prefix(build) + key,
             target=self.target.name,
             variant=variant.name,
-            variant_sha256=digest(variant),
+            variant_sha256=self.variant_sha256(variant),
             role=role,
             build=build,
             engine=engine,
             variables=variables,
         )
+
+    def variant_sha256(self, variant: Variant) -> str:
+        """Of the variant's entry, and of the trained drafter that it takes for this target."""
+        drafter = variant.drafters.get(self.target.name)
+        if drafter is None or drafter.source != "trained":
+            return digest(variant)
+        return digest([variant, self.trained[drafter.model]])
 
     def baseline_key(self, variant: Variant) -> str:
         """The no-SD arm that a variant is paired with: plain, or one with the settings that the variant forces."""
@@ -123,7 +132,9 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
     builds: tuple[Build, ...] = ("new", "base") if two_builds else ("new",)
     groups: list[Group] = []
     for target_name, hardware_name in dict.fromkeys((cell.target, cell.hardware) for cell in cells):
-        place = Place(study, catalog.get("hardware", hardware_name), catalog.get("targets", target_name))
+        place = Place(
+            study, catalog.get("hardware", hardware_name), catalog.get("targets", target_name), catalog.drafters
+        )
         chosen = [cell for cell in cells if (cell.target, cell.hardware) == (target_name, hardware_name)]
         variants = [catalog.variants[name] for name in dict.fromkeys(cell.variant for cell in chosen)]
         no_sd = catalog.get("variants", "no_sd")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from draftproof.gate import Judgement
     from draftproof.results import CellResult, RunResults
     from draftproof.session import Session
-    from draftproof.spec import Cell
+    from draftproof.spec import Cell, Variant
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()
@@ -202,6 +202,12 @@ def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
         if cell.cell.id == sd_cell.id and cell.build == "new":
             return cell
     pytest.fail(f"the run holds no result for {sd_cell.id}", pytrace=False)
+
+
+@pytest.fixture
+def sd_variant(sd_cell: Cell, request: pytest.FixtureRequest) -> Variant:
+    """The catalog entry of this test's variant."""
+    return sd_session(request.config).catalog.variants[sd_cell.variant]
 
 
 class Settle(Protocol):

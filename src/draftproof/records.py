@@ -23,7 +23,7 @@ from draftproof.errors import DraftproofError, rule
 from draftproof.spec import Cell, Purpose, Study
 
 SCHEMA_VERSION = 1
-"""1: first layout."""
+"""1: first layout. Fields that came later have defaults, so that older records are still read."""
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="record"):
@@ -102,6 +102,16 @@ class UnitLine(Line, frozen=True, kw_only=True):
         return UnitKey(self.group, self.target, self.workload, self.batch_size)
 
 
+class DraftTally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Draft tokens that were proposed in one block, those that were never verified included."""
+
+    tokens: int
+    distinct: int
+    top_token: int | None
+    """The most frequent token id; None: nothing was proposed."""
+    top_count: int
+
+
 class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
     """One batch run to its end on one arm."""
 
@@ -119,6 +129,10 @@ class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    draft_tally: DraftTally | None = None
+    """Of ``stages`` blocks with speculation."""
+    draft_tally_reason: str = ""
+    """Why such a block has none: ``needs ...; found ...; enable with ...``."""
 
 
 class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):

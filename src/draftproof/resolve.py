@@ -31,9 +31,8 @@ class CatalogResolver:
     def model(self, target: Target) -> str:
         with self._lock:
             if target.name not in self._models:
-                folder = self._catalog.folders.get(f"targets/{target.name}")
                 try:
-                    self._models[target.name] = models.resolve_target(target, folder, say=self._progress.say)
+                    self._models[target.name] = models.resolve_target(target, self._catalog, say=self._progress.say)
                 except DraftproofError as error:
                     self._models[target.name] = error
             found = self._models[target.name]
@@ -42,10 +41,7 @@ class CatalogResolver:
         return found
 
     def drafter(self, target: Target, variant: Variant, model: str) -> str | None:
-        drafter = variant.drafters.get(target.name)
-        if drafter is None:
-            return None
-        return models.resolve_drafter(drafter, model, self._catalog.folders.get(f"variants/{variant.name}"))
+        return models.resolve_drafter(variant, target, model, self._catalog, say=self._progress.say)
 
     def workload(self, name: str) -> tuple[Workload, LoadedWorkload]:
         if name not in self._workloads:

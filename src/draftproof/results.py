@@ -9,6 +9,7 @@ import msgspec
 from draftproof import gate, tables
 from draftproof.analysis import tokendiff
 from draftproof.analysis.acceptance import Acceptance, acceptance_of, soundness
+from draftproof.analysis.health import DraftHealth, draft_invariants, one_token_alarms, step_invariants, tally_gap
 from draftproof.analysis.held import unlike
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stages import StageSums, sum_stages
@@ -78,12 +79,19 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     stage_rounds: list[dict[str, float]]
     """Seconds of each stage by block, in order."""
     problems: list[str]
-    """Broken invariants of the records."""
+    """Broken invariants of the records but for those of drafts, which `health` holds."""
+    health: DraftHealth | None = None
+    """None without speculation, and where the arm never ran."""
     failures: list[FailureLine]
     throughput: Judgement
     determinism: Judgement
     informing: list[str]
     """Limits that inform: metric, limit, distance."""
+
+    @property
+    def broken(self) -> list[str]:
+        """All broken invariants of the records."""
+        return self.problems + [alarm.line for alarm in (self.health.broken if self.health else [])]
 
 
 class AaResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +246,7 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         line = next(r for r in view.rotations(block.unit, "speed") if r.rotation == block.rotation)
         block_outputs = view.outputs.get((line.part, key, block.pass_index), [])
         problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
+    health = draft_health(view, unit, arm, failures) if unit and arm and speculative else None
     width = view.noise_width(cell.target)
     cap = gate.noise_cap(limits)
     sameness = (
@@ -270,10 +279,34 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         stages=stages,
         stage_rounds=rounds,
         problems=problems,
+        health=health,
         failures=failures,
         throughput=throughput,
         determinism=gate.judge_determinism(sameness.causes if sameness else {}, failures, differing),
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
+    )
+
+
+def draft_health(view: View, unit: UnitKey, arm: ArmLine, failures: list[FailureLine]) -> DraftHealth:
+    """The counts of a cell's drafts in its ``speed`` and ``stages`` blocks."""
+    k = int(arm.speculative_config.get("num_speculative_tokens", 0))
+    broken = []
+    for purpose in ("speed", "stages"):
+        parts = {line.rotation: line.part for line in view.rotations(unit, purpose)}
+        for block in view.blocks(unit, arm.arm, purpose):
+            part = parts[block.rotation]
+            outputs = view.outputs.get((part, arm.arm, block.pass_index), [])
+            broken += draft_invariants(block, outputs, k=k)
+            if purpose == "stages" and (steps := view.steps.get((part, arm.arm))):
+                ahead = bool(arm.resolved.get("async_scheduling"))
+                broken += step_invariants(block, outputs, steps, async_scheduling=ahead)
+    stages = view.blocks(unit, arm.arm, "stages")
+    unavailable = [failure.message for failure in failures if failure.purpose == "stages"]
+    return DraftHealth(
+        broken=broken,
+        one_token=one_token_alarms(stages),
+        tallied_tokens=sum(block.draft_tally.tokens for block in stages if block.draft_tally is not None),
+        tally_gap=tally_gap(stages, unavailable),
     )
 
 

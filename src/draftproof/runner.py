@@ -150,7 +150,7 @@ class Runner:
             variant=spec.variant,
             role=spec.role,
             build=spec.build,
-            target_sha256=group.target.embedded.weights_sha256 if group.target.embedded else None,
+            target_sha256=group.target.weights_sha256,
             load_s=arm.facts.load_s,
             environment=arm.facts.environment,
             resolved=arm.facts.resolved,
@@ -384,6 +384,8 @@ class Runner:
             requests=len(request.prompts),
             prompt_tokens=sum(map(len, request.prompts)),
             output_tokens=sum(len(output.token_ids) for output in result.outputs),
+            draft_tally=result.draft_tally,
+            draft_tally_reason=result.draft_tally_reason,
             **result.counters,
         )
 

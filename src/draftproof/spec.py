@@ -28,19 +28,50 @@ def require(condition: bool, field: str, must_be: str, value: object) -> None:
         raise ValueError(f"{field} must be {must_be} (got {value!r})")
 
 
+class ExpectedAcceptance(Entry, frozen=True, kw_only=True):
+    """Where the acceptance length of a healthy drafter lies, in tokens per drafted step, bonus included.
+
+    Given ends belong to the range. An absent end means strictly above 1 or strictly below k + 1, unless the other end
+    leaves nothing but that value (`at_most` = 1; `at_least` = k + 1).
+    """
+
+    at_least: float | None = None
+    at_most: float | None = None
+    source: str
+    """Where the expectation comes from."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.source.strip()), "source", "where the expectation comes from", self.source)
+        ends = [end for end in (self.at_least, self.at_most) if end is not None]
+        require(bool(ends), "at_least", "given where at_most is not", self.at_least)
+        for name in ("at_least", "at_most"):
+            end = getattr(self, name)
+            require(end is None or end >= 1, name, "at least 1 (the bonus token)", end)
+        require(ends == sorted(ends), "at_least", f"at most at_most = {self.at_most}", self.at_least)
+
+    def check_within(self, k: int) -> None:
+        """No acceptance length can lie above k + 1: an end there could never be met."""
+        for name in ("at_least", "at_most"):
+            end = getattr(self, name)
+            require(end is None or end <= k + 1, f"expected_acceptance: {name}", f"at most k + 1 = {k + 1}", end)
+
+
 class Drafter(Entry, frozen=True, kw_only=True):
     """What proposes for one target."""
 
-    source: Literal["hub", "path", "self"] = "hub"
-    """``hub``: a Hugging Face id; ``path``: a local folder; ``self``: the target's own weights."""
+    source: Literal["hub", "path", "self", "trained"] = "hub"
+    """``hub``: a Hugging Face id; ``path``: a local folder; ``self``: the target's own weights; ``trained``: a drafter
+    of the catalog."""
     model: str = ""
     revision: str | None = None
     gated: bool = False
     options: dict[str, Any] = {}
     """Further keys of ``speculative_config`` that only this drafter needs."""
+    expected_acceptance: ExpectedAcceptance | None = None
+    """Goes before the variant's."""
 
     def __post_init__(self) -> None:
-        require(self.source == "self" or bool(self.model), "model", "a model id or folder", self.model)
+        require(self.source == "self" or bool(self.model), "model", "a model id, a folder or a drafter", self.model)
 
 
 class Forced(Entry, frozen=True, kw_only=True):
@@ -77,6 +108,8 @@ class Variant(Entry, frozen=True, kw_only=True):
     forces: Forced = Forced()
     control: Control | None = None
     """Present for vLLM's ``custom_class`` method with a control proposer."""
+    expected_acceptance: ExpectedAcceptance | None = None
+    """For methods without drafters, and for drafters that state none; absent: strictly between 1 and k + 1."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -86,6 +119,15 @@ class Variant(Entry, frozen=True, kw_only=True):
             require(self.k is not None and self.k >= 1, "k", "an integer of at least 1", self.k)
         given = self.control is not None
         require(not given or self.method == "custom_class", "method", "'custom_class' with a control", self.method)
+        for expected in (self.expected_acceptance, *(d.expected_acceptance for d in self.drafters.values())):
+            if expected is not None:
+                require(self.k is not None, "expected_acceptance", "absent without speculative decoding", expected)
+                expected.check_within(self.k or 0)
+
+    def expected_for(self, target: str) -> ExpectedAcceptance | None:
+        """What the drafter for this target, else the variant, expects; None: the open range from 1 to k + 1."""
+        drafter = self.drafters.get(target)
+        return (drafter and drafter.expected_acceptance) or self.expected_acceptance
 
     @property
     def speculative(self) -> bool:
@@ -104,12 +146,50 @@ class Embedded(Entry, frozen=True, kw_only=True):
     """SHA-256 of the built ``model.safetensors``."""
 
 
+class Derived(Entry, frozen=True, kw_only=True):
+    """How to build a target from another one and the drafter module that is part of it."""
+
+    target: str
+    drafter: str
+    """An entry of ``drafters`` of kind ``mtp``."""
+    weights_sha256: str
+    """SHA-256 of the built ``model.safetensors``."""
+
+
+DrafterKind = Literal["eagle", "eagle3", "mtp", "draft_model"]
+
+
+class TrainedDrafter(Entry, frozen=True, kw_only=True):
+    """Drafter weights that lie beside their entry, and what they were trained on."""
+
+    name: str
+    title: str
+    kind: DrafterKind
+    """vLLM's name of the method."""
+    target: str
+    target_sha256: str
+    """SHA-256 of the ``model.safetensors`` of the target that it was trained on."""
+    weights: str
+    """A safetensors file beside the entry, of the tensors that are not the target's own."""
+    weights_sha256: str
+    max_k: int
+    """The largest k that it supports."""
+    config: dict[str, Any] = {}
+    """Keys of ``config.json`` that differ from the target's."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.max_k >= 1, "max_k", "at least 1", self.max_k)
+        plain = self.weights.endswith(".safetensors") and "/" not in self.weights
+        require(plain, "weights", "the name of a .safetensors file beside the entry", self.weights)
+
+
 class Target(Entry, frozen=True, kw_only=True):
     """The model whose output counts."""
 
     name: str
     title: str
-    source: Literal["embedded", "hub", "path"]
+    source: Literal["embedded", "derived", "hub", "path"]
     model: str
     revision: str | None = None
     """A commit hash where the source gives one, never an invented one; else the resolved revision is recorded."""
@@ -122,10 +202,18 @@ class Target(Entry, frozen=True, kw_only=True):
     template_options: dict[str, Any] = {}
     """Keyword arguments of the chat template (``enable_thinking``, ...)."""
     embedded: Embedded | None = None
+    derived: Derived | None = None
 
     def __post_init__(self) -> None:
-        has = self.embedded is not None
-        require(has == (self.source == "embedded"), "embedded", "given exactly when source is 'embedded'", has)
+        for source in ("embedded", "derived"):
+            has = getattr(self, source) is not None
+            require(has == (self.source == source), source, f"given exactly when source is '{source}'", has)
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of its ``model.safetensors``, where the entry states it."""
+        stated = self.embedded or self.derived
+        return stated.weights_sha256 if stated else None
 
 
 class Workload(Entry, frozen=True, kw_only=True):

@@ -132,8 +132,8 @@ def test_the_path_of_a_model_is_the_only_output(overlay: Path) -> None:
     ("arguments", "message"),
     [
         (["path", "toys"], "target must be one of the known names (got 'toys'); known: "),
-        (["build", "toys"], "target must be one of the known names (got 'toys'); known: "),
-        (["build", "qwen3-8b"], "target must be an embedded one; only those are built (got 'qwen3-8b')"),
+        (["build", "toys"], "name must be a target or drafter that is built (got 'toys'); known: "),
+        (["build", "qwen3-8b"], "name must be a target or drafter that is built (got 'qwen3-8b'); known: "),
         (["list", "--sd-catalog", "nowhere"], "--sd-catalog must be a folder of TOML entries (got 'nowhere')"),
     ],
 )

@@ -18,11 +18,12 @@ import pytest
 import scipy.stats  # noqa: F401  (the same)
 
 import draftproof.session
+from draftproof.catalog import Catalog
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.engines.replay import ReplayArm
 from draftproof.hardware import Machine
 from draftproof.results import analyse
-from tests.toy import Bench
+from tests.toy import Bench, ToyEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ("tests_perf", "tests_determinism")
@@ -318,7 +319,7 @@ def test_a_clean_run_passes_and_shows_what_it_did_not_judge(
     """The whole of both suites over one recorded run: outcomes, benchmark file, reports and closing table."""
     result, outcomes = outcomes_of(suites, *replay_options(clean_run, overlay), "--benchmark-json", "bench.json")
     assert result.ret == 0
-    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 1, skipped=7)
+    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 3 * 8 + 1, skipped=7)
     judged = {name: outcome for name, outcome in outcomes.items() if name.startswith("test_speedup")}
     assert [name for name, outcome in judged.items() if outcome == "passed"] == ["test_speedup[toy-perfect-short-b1]"]
     result.stdout.fnmatch_lines(
@@ -390,6 +391,10 @@ def test_each_fault_is_its_own_outcome(suites: pytest.Pytester, faulty_run: Benc
         "test_same_outputs_as_no_sd[toy-perfect-short-b3]": "passed",
         "test_noise_floor_is_measured[toy-partly-long-b3]": "passed",
         "test_noise_floor_is_measured[toy-partly-short-b3]": "failed",
+        "test_draft_counts_agree[toy-partly-short-b3]": "failed",
+        "test_draft_counts_agree[toy-perfect-long-b3]": "passed",
+        "test_drafts_are_more_than_one_token[toy-partly-long-b1]": "skipped",  # no stage clock
+        "test_drafts_are_more_than_one_token[toy-perfect-long-b1]": "passed",
     }
     assert {name: outcomes[name] for name in expected} == expected
     text = result.stdout.str()
@@ -411,11 +416,58 @@ def test_a_stage_clock_that_is_missing_is_a_skip(suites: pytest.Pytester, faulty
     assert result.ret == 0
 
 
+def test_a_sick_drafter_fails_by_name(suites: pytest.Pytester, tmp_path: Path, catalog: Catalog, overlay: Path) -> None:
+    """Never right and always one token; expected to be always right and only mostly so. What is well passes beside."""
+    run = Bench(tmp_path / "sick", catalog)
+    run.session(ToyEngine(wrong_every={"partly": 1, "perfect": 5}, stuck=("partly",)))
+    options = (*replay_options(run, overlay), "tests_perf/test_drafter_health.py", "-k", "short-b3")
+    result, outcomes = outcomes_of(suites, *options)
+    assert result.ret == 1
+    assert outcomes == {
+        "test_draft_counts_agree[toy-partly-short-b3]": "passed",
+        "test_draft_counts_agree[toy-perfect-short-b3]": "passed",
+        "test_acceptance_is_as_expected[toy-partly-short-b3]": "failed",
+        "test_acceptance_is_as_expected[toy-perfect-short-b3]": "failed",
+        "test_drafts_are_more_than_one_token[toy-partly-short-b3]": "failed",
+        "test_drafts_are_more_than_one_token[toy-perfect-short-b3]": "passed",
+    }
+    text = result.stdout.str()
+    assert "FAILED: acceptance_is_one: acceptance length exactly 1.00 over 414 drafts" in text
+    assert "FAILED: below_expected: acceptance length 3.250 over 144 drafts" in text
+    assert "is expected to be at least 4 (the toy's own rule)" in text
+    assert "FAILED: one_token: all 72 draft tokens are token 7, and 0 of " in text
+
+
+def test_records_from_before_the_tally_are_a_skip(
+    suites: pytest.Pytester, clean_run: Bench, overlay: Path, tmp_path: Path
+) -> None:
+    """They are read and judged as ever; only what they do not hold is not judged."""
+    old = tmp_path / "old"
+    shutil.copytree(clean_run.folder.path, old)
+    lines = [json.loads(line) for line in (old / "records.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line.pop("draft_tally", None)
+        line.pop("draft_tally_reason", None)
+    (old / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    options = list(replay_options(clean_run, overlay))
+    options[-1] = str(old)
+    result, outcomes = outcomes_of(suites, *options, "tests_perf/test_drafter_health.py", "-k", "perfect-short-b3")
+    assert result.ret == 0
+    assert outcomes == {
+        "test_draft_counts_agree[toy-perfect-short-b3]": "passed",
+        "test_acceptance_is_as_expected[toy-perfect-short-b3]": "passed",
+        "test_drafts_are_more_than_one_token[toy-perfect-short-b3]": "skipped",
+    }
+    result.stdout.fnmatch_lines(
+        ["SKIPPED *needs the ids of draft tokens; found records from before they were counted*"]
+    )
+
+
 def test_outcomes_can_be_written_as_junit_xml(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
     """What a nightly job reads: the same outcomes, with speedup and verdict as properties."""
     selection = ("-k", "perfect-short-b1 and (test_speedup or test_same_outputs)")
     result = run_suites(suites, *replay_options(clean_run, overlay), *selection, "--junitxml", "junit.xml")
-    result.assert_outcomes(passed=2, deselected=94)
+    result.assert_outcomes(passed=2, deselected=118)
     cases = {str(c.get("name")): c for c in ElementTree.parse(suites.path / "junit.xml").iter("testcase")}
     properties = {p.get("name"): p.get("value") for p in cases["test_speedup[toy-perfect-short-b1]"].iter("property")}
     assert properties["sd_verdict"] == "PASS"

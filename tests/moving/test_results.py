@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from draftproof.errors import EngineError
 from draftproof.results import CellResult, RunResults, analyse
+from draftproof.tables import STEPS
 from tests.toy import Bench, Flip, ToyEngine, Where, rows
 
 MakeBench = Callable[..., Bench]
@@ -135,6 +138,31 @@ def test_acceptance_is_the_planted_one(bench: MakeBench) -> None:
     assert 0 < partly.acceptance.rate < 1
     assert partly.acceptance.length == pytest.approx(1 + 2 * partly.acceptance.rate)
     assert perfect.problems == partly.problems == []
+
+
+def test_a_sound_run_has_sound_drafts(bench: MakeBench) -> None:
+    """Counters, requests, engine steps and ids of speed and stages blocks; every draft token's id is counted."""
+    run = bench(matrix=rows(["no_sd", "perfect", "partly"], sizes=(3,)))
+    run.session(ToyEngine())
+    for variant in ("perfect", "partly"):
+        health = one(run, variant).health
+        assert health is not None
+        assert health.broken == health.one_token == []
+        assert health.tally_gap == ""
+        assert health.tallied_tokens == 2 * 3 * 12, "two stages blocks"
+    assert one(run, "no_sd").health is None
+
+
+def test_a_stages_block_whose_steps_miss_tokens_is_named(bench: MakeBench) -> None:
+    """A planted fault that only the engine's own steps can show."""
+    run = bench(matrix=rows(["perfect"], sizes=(3,)))
+    run.session(ToyEngine())
+    path = run.folder.path / "steps.parquet"
+    table = pq.read_table(path).to_pylist()
+    next(row for row in table if row["arm"] == "perfect" and row["draft_tokens"])["draft_tokens"] -= 1
+    pq.write_table(pa.Table.from_pylist(table, schema=STEPS), path)
+    (problem,) = one(run).broken
+    assert problem.startswith("steps_drafted_agree: perfect, short b3, rotation 0, pass 0: steps scheduled ")
 
 
 def test_stages_are_those_of_the_stage_blocks(bench: MakeBench) -> None:
@@ -317,5 +345,5 @@ def test_records_that_contradict_each_other_are_named(bench: MakeBench) -> None:
     text = path.read_text()
     assert '"num_accepted_tokens":36' in text
     path.write_text(text.replace('"num_accepted_tokens":36', '"num_accepted_tokens":35', 1))
-    (problem, *_) = one(run).problems
+    (problem, *_) = one(run).broken
     assert "perfect, short b2, rotation 0, pass 0" in problem

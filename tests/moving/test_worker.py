@@ -28,6 +28,7 @@ from draftproof.engines import (
     ScoreRequest,
     StartRequest,
     TokenizeRequest,
+    drafttally,
     stageclock,
     surroundings,
     worker,
@@ -35,7 +36,7 @@ from draftproof.engines import (
 from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess
 from draftproof.errors import EngineError, scrub
 from draftproof.plan import ArmSpec, build_plan
-from draftproof.records import UnitKey
+from draftproof.records import DraftTally, UnitKey
 from draftproof.spec import Hardware, Sampling
 
 GONE_WITHIN_S = 10.0
@@ -91,10 +92,17 @@ class Scheduler:
             self.requests[name].done += count
 
 
+class Runner:
+    def propose_draft_token_ids(self, scheduled):
+        return [[5, 6], [5]]
+
+
 class Engine:
     def __init__(self, speculative):
         self.scheduler = Scheduler()
-        self.engine_core = NS(engine_core=NS(scheduler=self.scheduler))
+        self.runner = Runner()
+        executor = NS(driver_worker=NS(worker=NS(model_runner=self.runner)))
+        self.engine_core = NS(engine_core=NS(scheduler=self.scheduler, model_executor=executor))
         self.vllm_config = NS(
             model_config=NS(dtype="torch.float32", max_model_len=64, get_vocab_size=lambda: 100, enforce_eager=True,
                             seed=0, hf_config=NS(architectures=["Toy"])),
@@ -109,6 +117,8 @@ class Engine:
         output = self.scheduler.schedule()
         with utils._PROFILER_FUNC("gpu_model_runner: forward"):
             time.sleep(0.002)
+        if self.vllm_config.speculative_config:
+            self.runner.propose_draft_token_ids(output)
         self.scheduler.update_from_output(output.num_scheduled_tokens)
 
 
@@ -541,11 +551,14 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
             assert (result.outputs[0].accepted, result.outputs[0].drafted) == ([1], [3])
             assert result.counters == {"num_drafts": 2, "num_accepted_tokens_per_pos": [2, 0]}, "since the last block"
             assert result.steps == []
+            assert (result.draft_tally, result.draft_tally_reason) == (None, "")
         stages = arm.run(block_request("stages"))
         assert [step["kind"] for step in stages.steps] == ["prefill", "decode", "decode", "decode"]
         assert [step["rows"] for step in stages.steps] == [5, 2, 2, 2]
         assert all(0.002 <= step["forward_s"] <= step["step_s"] for step in stages.steps)
+        assert stages.draft_tally == DraftTally(tokens=12, distinct=2, top_token=5, top_count=8)
         assert arm.run(block_request()).steps == [], "the clock is off again"
+        assert arm.run(block_request("stages")).draft_tally == stages.draft_tally, "each block is counted alone"
         unit = UnitKey(0, "toy", "w", 2)
         asked = ScoreRequest(unit=unit, rotation=0, arm="ngram", request=0, position=1, prefix=[1, 2], pair=(6, 9))
         (score,) = arm.score([asked])
@@ -790,3 +803,103 @@ def test_a_clock_that_cannot_run_says_why(spoil: Callable[[Any, Any], None], rea
         assert clock.reason == ""
         spoil(engine, utils)
         assert reason in stageclock.StageClock(types.SimpleNamespace(llm_engine=engine)).reason
+
+
+# --- which tokens were drafted ----------------------------------------------------------------------------------------
+
+
+class FakeTensor:
+    """As much of a tensor as the tally asks of one; `tolist` waits for the device, as a real one's does."""
+
+    def __init__(self, rows: list[list[int]], waits: list[str]) -> None:
+        self.rows, self.waits = rows, waits
+
+    def clone(self) -> FakeTensor:
+        return FakeTensor([list(row) for row in self.rows], self.waits)
+
+    def tolist(self) -> list[list[int]]:
+        self.waits.append("waited")
+        return self.rows
+
+
+class FakeRunner:
+    """Proposes what it is given, and notes with what it was called."""
+
+    def __init__(self, proposals: list[Any]) -> None:
+        self.proposals = proposals
+        self.called: list[tuple[Any, ...]] = []
+
+    def propose_draft_token_ids(self, *args: Any) -> Any:
+        self.called.append(args)
+        return self.proposals[len(self.called) - 1]
+
+
+ROWS = st.lists(st.lists(st.integers(-1, 4), max_size=4), max_size=4)
+
+
+@given(st.lists(st.tuples(ROWS, st.booleans()), max_size=5))
+def test_drafts_are_counted_as_lists_and_as_tensors(proposals: list[tuple[list[list[int]], bool]]) -> None:
+    """A slow count over all rows gives the same; -1 fills up rows, and is no token; the runner's answer is its own."""
+    waits: list[str] = []
+    given_ = [FakeTensor(rows, waits) if is_tensor else rows for rows, is_tensor in proposals]
+    runner = FakeRunner(given_)
+    tally = drafttally.DraftTally(runner)
+    assert tally.reason == ""
+    with tally.running():
+        for number, proposal in enumerate(given_):
+            assert runner.propose_draft_token_ids("scheduled", number) is proposal
+            if isinstance(proposal, FakeTensor):
+                proposal.rows = [[9]]  # the next step writes into the same memory
+        assert waits == [], "no step waits for the device"
+    ids = [token for rows, _ in proposals for row in rows for token in row if token >= 0]
+    found = DraftTally(**tally.answer()["draft_tally"])
+    assert (found.tokens, found.distinct) == (len(ids), len(set(ids)))
+    assert found.top_count == max(map(ids.count, ids), default=0)
+    assert found.top_token == min((t for t in ids if ids.count(t) == found.top_count), default=None)
+    assert runner.called == [("scheduled", number) for number in range(len(given_))]
+
+
+def test_the_runner_is_left_as_it_was() -> None:
+    """After the block, after an error in it too; outside of a block nothing is counted."""
+    runner = FakeRunner([[[1]], [[2]], [[3]]])
+    before = set(vars(runner))
+    tally = drafttally.DraftTally(runner)
+    with tally.running():
+        runner.propose_draft_token_ids()
+    runner.propose_draft_token_ids()
+    assert tally.answer()["draft_tally"] == {"tokens": 1, "distinct": 1, "top_token": 1, "top_count": 1}
+    assert tally.answer() == tally.answer(), "it may be asked twice"
+    with pytest.raises(RuntimeError, match="out of memory"), tally.running():
+        raise RuntimeError("out of memory")
+    assert set(vars(runner)) == before
+    with tally.running():
+        runner.propose_draft_token_ids()
+    assert tally.answer()["draft_tally"]["top_token"] == 3, "each block begins with no counts"
+
+
+@pytest.mark.parametrize(
+    ("runner", "found"),
+    [
+        (None, "found the model runner in another process; enable with tensor_parallel_size = 1"),
+        (types.SimpleNamespace(), "found no propose_draft_token_ids in types.SimpleNamespace; enable with"),
+    ],
+    ids=["another process", "another runner"],
+)
+def test_a_runner_that_cannot_be_watched_says_why(runner: Any, found: str) -> None:
+    """And the block runs as ever."""
+    tally = drafttally.DraftTally(runner)
+    with tally.running():
+        pass
+    answer = tally.answer()
+    assert list(answer) == ["draft_tally_reason"]
+    assert answer["draft_tally_reason"].startswith("needs the ids of draft tokens; ")
+    assert found in answer["draft_tally_reason"]
+
+
+def test_a_runner_that_drafted_nothing_yet_is_counted() -> None:
+    """vLLM's runner answers None where there is nothing to propose for."""
+    runner = FakeRunner([None])
+    tally = drafttally.DraftTally(runner)
+    with tally.running():
+        assert runner.propose_draft_token_ids() is None
+    assert tally.answer()["draft_tally"] == {"tokens": 0, "distinct": 0, "top_token": None, "top_count": 0}

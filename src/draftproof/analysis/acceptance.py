@@ -1,9 +1,8 @@
-"""Acceptance from vLLM's counters and per-request steps, and the invariants that both must keep."""
+"""Acceptance from vLLM's counters and per-request steps, and what every block must keep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -17,6 +16,8 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """(request, verify step) pairs with at least one draft token."""
     num_draft_tokens: int
     num_accepted_tokens: int
+    requests: int = 0
+    """Outputs that were pooled, a request once in each block."""
     length: float | None
     """1 + accepted / num_drafts: tokens per drafted step, bonus included."""
     rate: float | None
@@ -46,6 +47,7 @@ def acceptance_of(blocks: Sequence[BlockLine], outputs: Sequence[Output]) -> Acc
         num_drafts=drafts,
         num_draft_tokens=draft_tokens,
         num_accepted_tokens=accepted,
+        requests=sum(block.requests for block in blocks),
         length=1 + accepted / drafts if drafts else None,
         rate=accepted / draft_tokens if draft_tokens else None,
         per_position=[count / drafts for count in per_position] if drafts else [],
@@ -64,57 +66,23 @@ def engine_steps(output: Output) -> int:
     return emitted - accepted + cut
 
 
+def place(block: BlockLine) -> str:
+    """Which block it is, for a message."""
+    return f"{block.arm}, {block.workload} b{block.batch_size}, rotation {block.rotation}, pass {block.pass_index}"
+
+
 def soundness(block: BlockLine, outputs: Sequence[Output], expected_tokens: int | None) -> list[str]:
-    """Broken invariants of one block, as sentences; empty when all hold.
+    """What is broken in one block's seconds, requests and lengths, as sentences; empty when all hold.
 
-    `expected_tokens`: output length of each request where EOS is ignored, else None.
+    `expected_tokens`: output length of each request where EOS is ignored, else None. Counts of drafts have invariants
+    of their own (`draftproof.analysis.health.draft_invariants`).
     """
-    where = f"{block.arm}, {block.workload} b{block.batch_size}, rotation {block.rotation}, pass {block.pass_index}"
-    problems = []
-
-    def hold(condition: bool, text: str) -> None:
-        if not condition:
-            problems.append(f"{where}: {text}")
-
-    hold(block.seconds > 0, f"seconds must be positive (got {block.seconds})")
-    hold(len(outputs) == block.requests, f"{block.requests} requests but {len(outputs)} outputs")
     emitted = sum(len(output.token_ids) for output in outputs)
-    hold(emitted == block.output_tokens, f"{block.output_tokens} output tokens recorded, {emitted} ids stored")
-    if expected_tokens is not None:
-        odd = [index for index, output in enumerate(outputs) if len(output.token_ids) != expected_tokens]
-        hold(not odd, f"requests {odd} are not {expected_tokens} tokens long though EOS is ignored")
-    hold(
-        block.num_accepted_tokens <= block.num_draft_tokens,
-        f"{block.num_accepted_tokens} tokens accepted of {block.num_draft_tokens} drafted",
-    )
-    by_position = block.num_accepted_tokens_per_pos
-    hold(
-        sum(by_position) == block.num_accepted_tokens,
-        f"accepted by position {by_position} does not add up to {block.num_accepted_tokens}",
-    )
-    hold(
-        all(a >= b for a, b in pairwise(by_position)),
-        f"accepted by position must not grow with the position (got {by_position})",
-    )
-    hold(
-        not by_position or by_position[0] <= block.num_drafts,
-        f"{by_position[:1]} accepted at the first position of {block.num_drafts} drafts",
-    )
-    if any(output.drafted for output in outputs):
-        steps = [(a, d) for o in outputs for a, d in zip(o.accepted, o.drafted, strict=False)]
-        worse = [step for step in steps if step[0] > step[1]]
-        hold(not worse, f"steps accepted more than they drafted: (accepted, drafted) {worse[:5]}")
-        hold(
-            len(steps) == block.num_drafts,
-            f"requests took {len(steps)} drafted steps, vLLM's counter says {block.num_drafts}",
-        )
-        accepted, drafted = sum(sum(o.accepted) for o in outputs), sum(sum(o.drafted) for o in outputs)
-        hold(
-            accepted == block.num_accepted_tokens,
-            f"requests accepted {accepted} tokens, vLLM's counter says {block.num_accepted_tokens}",
-        )
-        hold(
-            drafted == block.num_draft_tokens,
-            f"requests drafted {drafted} tokens, vLLM's counter says {block.num_draft_tokens}",
-        )
-    return problems
+    odd = [i for i, o in enumerate(outputs) if expected_tokens is not None and len(o.token_ids) != expected_tokens]
+    rules = [
+        (block.seconds > 0, f"seconds must be positive (got {block.seconds})"),
+        (len(outputs) == block.requests, f"{block.requests} requests but {len(outputs)} outputs"),
+        (emitted == block.output_tokens, f"{block.output_tokens} output tokens recorded, {emitted} ids stored"),
+        (not odd, f"requests {odd} are not {expected_tokens} tokens long though EOS is ignored"),
+    ]
+    return [f"{place(block)}: {text}" for holds, text in rules if not holds]

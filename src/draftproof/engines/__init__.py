@@ -10,7 +10,7 @@ import msgspec
 
 from draftproof.errors import unknown
 from draftproof.plan import ArmSpec
-from draftproof.records import Output, UnitKey
+from draftproof.records import DraftTally, Output, UnitKey
 from draftproof.spec import Control, Hardware, Purpose, Sampling
 
 
@@ -42,6 +42,8 @@ class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool
     references: list[list[int]] = []
     """For a control proposer: the output that it takes for granted, prompt by prompt; empty: it drafts nothing."""
+    seed: int | None = None
+    """Of each request's sampling; None: the engine's own stream."""
 
 
 class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,9 @@ class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[dict[str, Any]] = []
     stages_reason: str = ""
     """Why there are no steps, where they were asked for."""
+    draft_tally: DraftTally | None = None
+    draft_tally_reason: str = ""
+    """Why there is no tally, where there are steps of an arm that speculates."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

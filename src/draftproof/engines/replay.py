@@ -51,6 +51,8 @@ class ReplayArm:
                 {name: value for name, value in row.items() if name not in ("part", "arm", "pass_index", "step")}
                 for row in self._source.steps.get((part, self._line.arm), [])
             ],
+            draft_tally=block.draft_tally,
+            draft_tally_reason=block.draft_tally_reason,
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:

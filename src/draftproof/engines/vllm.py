@@ -28,7 +28,7 @@ from draftproof.engines import (
 )
 from draftproof.engines.surroundings import PRELOAD_VARIABLE
 from draftproof.errors import EngineError, scrub
-from draftproof.records import Output
+from draftproof.records import DraftTally, Output
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_TAIL_BYTES = 4000
@@ -175,6 +175,7 @@ class VllmArm:
                 "top_k": request.sampling.top_k,
                 "max_tokens": request.output_tokens,
                 "ignore_eos": request.ignore_eos,
+                "seed": request.seed,
             },
         )
         return BlockResult(
@@ -182,6 +183,8 @@ class VllmArm:
             outputs=[Output(**row) for row in answer["outputs"]],
             counters=answer["counters"],
             steps=answer.get("steps", []),
+            draft_tally=DraftTally(**answer["draft_tally"]) if "draft_tally" in answer else None,
+            draft_tally_reason=answer.get("draft_tally_reason", ""),
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:

@@ -41,9 +41,11 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import stageclock, surroundings
+    from draftproof.engines import drafttally, labels, stageclock, surroundings
 else:
-    stageclock, surroundings = load_beside("stageclock"), load_beside("surroundings")
+    drafttally, labels, stageclock, surroundings = map(
+        load_beside, ("drafttally", "labels", "stageclock", "surroundings")
+    )
 
 NOISE_BATCH = 4
 """Prompts that are scored together in `Arm.noise`."""
@@ -88,6 +90,7 @@ class Arm:
     def __init__(self) -> None:
         self.llm: Any = None
         self.clock: stageclock.StageClock | None = None
+        self.tally: drafttally.DraftTally | None = None
         self.script: Any = None
         self.speculative = False
 
@@ -114,8 +117,11 @@ class Arm:
         unknown = sorted(set(arguments) - engine_argument_names(vllm))
         if unknown:
             raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
+        labels.register(str(arguments["model"]))
         self.llm = vllm.LLM(**arguments)
         self.clock = stageclock.StageClock(self.llm)
+        if speculative:
+            self.tally = drafttally.DraftTally(stageclock.worker_runner(self.llm))
         return {
             "load_s": time.perf_counter() - started,
             "environment": self.environment(hidden),
@@ -223,6 +229,8 @@ class Arm:
                 if self.clock.reason:
                     raise ArmError("stages", self.clock.reason)
                 stack.enter_context(self.clock.running())
+                if self.tally is not None:
+                    stack.enter_context(self.tally.running())
             started = time.perf_counter()
             outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - started
@@ -247,6 +255,8 @@ class Arm:
         if request["purpose"] == "stages":
             assert self.clock is not None
             answer["steps"] = [step for step in self.clock.steps if "kind" in step]
+            if self.tally is not None:
+                answer |= self.tally.answer()
         return answer
 
     def score(self, request: dict[str, Any]) -> dict[str, Any]:
