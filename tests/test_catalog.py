@@ -164,9 +164,16 @@ def test_cells_of_each_study_have_unique_ids(shipped: Catalog) -> None:
 
 
 def test_a_cell_of_two_rows_is_that_of_the_first(shipped: Catalog) -> None:
-    """The default study claims a speedup in its first row only, and that claim stays."""
+    """The default study claims speedups in its first row only, and these claims stay."""
     cells = {cell.id: cell for cell in shipped.study_cells("default")}
-    assert [cell_id for cell_id, cell in cells.items() if cell.claims_speedup] == ["smollm2-135m-ngram-code_edit-b1"]
+    assert [cell_id for cell_id, cell in cells.items() if cell.claims_speedup] == [
+        f"smollm2-135m-{variant}-code_edit-b1" for variant in ("ngram", "eagle3", "oracle")
+    ]
+
+
+def test_the_default_study_holds_the_papers_five_variants(shipped: Catalog) -> None:
+    methods = {shipped.variants[cell.variant].method for cell in shipped.study_cells("default")}
+    assert methods >= {"none", "ngram", "draft_model", "eagle", "eagle3", "mtp"}
 
 
 def test_every_limit_names_its_source_and_hardware(shipped: Catalog) -> None:

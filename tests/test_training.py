@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draftproof.catalog import fixtures_folder, load_catalog
+from draftproof.catalog import fixtures_folder, load_catalog, read_entry
 from draftproof.drafters.corpus import Material, Recipe, Text, Writer, read_recipe
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.records import Output
@@ -26,6 +26,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftproof.drafters import heads
+from draftproof.drafters.command import entry_toml
 from draftproof.drafters.features import FINAL, Features, auxiliary_layers, open_features, write_features
 from draftproof.drafters.train import Schedule, Trainer
 
@@ -363,3 +364,16 @@ def test_no_prompt_of_a_workload_is_in_the_recipe(recipe: Recipe) -> None:
             assert not runs(text) & runs(ours), row["id"]
             if workload.name == "repeat_word":
                 assert not set(text.lower().replace(":", "").split()) & set(recipe.words["words"])
+
+
+# --- what training leaves behind --------------------------------------------------------------------------------------
+
+
+def test_a_written_entry_is_read_back_as_it_was(tmp_path: Path) -> None:
+    catalog = load_catalog()
+    entries = [*catalog.drafters.values(), *(t for t in catalog.targets.values() if t.derived)]
+    assert len(entries) >= 5
+    for entry in entries:
+        path = tmp_path / f"{entry.name}.toml"
+        path.write_text(entry_toml(entry), encoding="utf-8")
+        assert read_entry(path, type(entry)) == entry

@@ -213,3 +213,21 @@ def test_doctor_with_an_interpreter_that_does_not_run(
     assert not ok
     assert said.startswith("~/python does not run")
     assert str(tmp_path) not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "names must be drafters, or --all for every one (got [])"),
+        (("--all", "smollm2-135m-eagle"), "names must be drafters, or --all for every one"),
+        (("nobody",), "drafter must be one of the known names (got 'nobody')"),
+        (("smollm2-135m-eagle", "--hardware", "abacus"), "hardware"),
+    ],
+)
+def test_drafters_train_refuses_before_any_work(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "drafters", "train", *arguments) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "known: " in message

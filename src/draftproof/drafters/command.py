@@ -17,13 +17,15 @@ import msgspec
 
 from draftproof.building import file_sha256
 from draftproof.catalog import Catalog, fixtures_folder
+from draftproof.drafters.assembly import derived_sha256
+from draftproof.drafters.checks import check_shipped
 from draftproof.drafters.corpus import Recipe, Writer, read_recipe
 from draftproof.engines import LiveArm, StartRequest, open_engine
 from draftproof.engines.surroundings import cpu_model, hide_broken_vision_packages, package_version
 from draftproof.errors import rule
 from draftproof.models import resolve_target
 from draftproof.plan import ArmSpec
-from draftproof.spec import Hardware, Target, TrainedDrafter, digest
+from draftproof.spec import Entry, Hardware, Target, TrainedDrafter, digest
 
 Say = Callable[[str], None]
 
@@ -40,6 +42,7 @@ def train(names: list[str], catalog: Catalog, *, work: Path, out: Path, hardware
     if len(targets) != 1:
         raise rule("names", "drafters of one target", targets, do="train those of each target by themselves")
     target: Target = catalog.get("targets", targets[0])
+    place: Hardware = catalog.get("hardware", hardware)
     recipes = fixtures_folder() / "drafters" / "training"
     recipe = read_recipe(recipes / "corpus.toml")
     schedules = tomllib.loads((recipes / "recipes.toml").read_text(encoding="utf-8"))
@@ -47,7 +50,7 @@ def train(names: list[str], catalog: Catalog, *, work: Path, out: Path, hardware
     folder.mkdir(parents=True, exist_ok=True)
     say(f"working folder: {folder}")
     started = time.monotonic()
-    bench = Bench(target, recipe, catalog.get("hardware", hardware), folder, say)
+    bench = Bench(target, recipe, catalog, place, folder, say)
     for entry in entries:
         bench.train(entry, schedules[entry.kind], out / "drafters")
     say(f"done in {(time.monotonic() - started) / 60:.0f} minutes: try them with --sd-catalog {out}")
@@ -56,7 +59,9 @@ def train(names: list[str], catalog: Catalog, *, work: Path, out: Path, hardware
 class Bench:
     """What all drafters of a target share: its model, the texts, the features."""
 
-    def __init__(self, target: Target, recipe: Recipe, hardware: Hardware, folder: Path, say: Say) -> None:
+    def __init__(
+        self, target: Target, recipe: Recipe, catalog: Catalog, place: Hardware, folder: Path, say: Say
+    ) -> None:
         hide_broken_vision_packages()
         transformers = importlib.import_module("transformers")
         torch = importlib.import_module("torch")
@@ -64,13 +69,14 @@ class Bench:
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        self.say, self.folder = say, folder
+        self.say, self.folder, self.catalog = say, folder, catalog
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        path = resolve_target(target, None, say=say)
+        path = resolve_target(target, catalog, say=say)
+        self.path = Path(path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         with Stopwatch(folder / "texts.seconds") as self.texts_clock:
             writer = Writer(recipe, tokenizer, folder / "texts", say)
-            self.texts = writer.texts(lambda: writing_arm(target, recipe, hardware, path, folder / "writer.log"))
+            self.texts = writer.texts(lambda: writing_arm(target, recipe, place, path, folder / "writer.log"))
         self.recipe = recipe
         self.model = transformers.LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(self.device).eval()
         with Stopwatch(folder / "features.seconds") as self.features_clock:
@@ -129,8 +135,14 @@ class Bench:
         }
         text = msgspec.json.format(msgspec.json.encode(card), indent=1)
         (out / f"{entry.name}.json").write_bytes(text + b"\n")
-        trained = msgspec.structs.replace(entry, weights=weights.name, weights_sha256=file_sha256(weights))
-        (out / f"{entry.name}.toml").write_text(entry_toml(trained), encoding="utf-8")
+        trained = msgspec.structs.replace(entry, weights=weights.name, weights_sha256=card["weights_sha256"])
+        check_shipped(trained, weights, self.model.config.to_dict())
+        write_entry(trained, out)
+        for target in self.catalog.targets.values():
+            if target.derived is not None and target.derived.drafter == entry.name:
+                joined = derived_sha256(trained, weights, self.path)
+                derived = msgspec.structs.replace(target.derived, weights_sha256=joined)
+                write_entry(msgspec.structs.replace(target, derived=derived), out.parent / "targets")
         self.say(f"{entry.name}: acceptance length {held.length:.2f} on held-out texts, {weights.name} written")
 
 
@@ -211,14 +223,21 @@ def save(module: Any, ids: Any, path: Path) -> None:
     temporary.replace(path)
 
 
-def entry_toml(entry: TrainedDrafter) -> str:
-    """A catalog entry as TOML: its scalars and lists are written alike in JSON."""
-    table = msgspec.to_builtins(entry)
-    config = table.pop("config")
+def write_entry(entry: TrainedDrafter | Target, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{entry.name}.toml").write_text(entry_toml(entry), encoding="utf-8")
+
+
+def entry_toml(entry: Entry) -> str:
+    """A catalog entry as TOML: scalars and lists are written as in JSON, tables one below the other."""
     lines = ["# Written by `draftproof drafters train`."]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-    lines += ["", "[config]", *(f"{key} = {json.dumps(value)}" for key, value in config.items())]
-    return "\n".join(lines) + "\n"
+    tables = []
+    for key, value in msgspec.to_builtins(entry).items():
+        if isinstance(value, dict):
+            tables += ["", f"[{key}]", *(f"{inner} = {json.dumps(found)}" for inner, found in value.items())]
+        elif value is not None:
+            lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
 
 
 def share(counts: Counter[int], tokens: list[int]) -> float:
