@@ -265,13 +265,14 @@ class Eagle(Head):
 
     def start(self, target: Any) -> None:
         layer, hidden = target.model.layers[-1], self.fc.out_features
-        self.start_layer(layer, gain=0.3)
+        # No norm holds the output, and it is read again as a state: it begins as the identity, or it runs away.
+        self.start_layer(layer, gain=0.02)
         with torch.no_grad():
             self.target_norm.weight.copy_(target.model.norm.weight.float())
             # The layer expects its own norm's scale; here comes the final norm's.
-            scale = layer.input_layernorm.weight.float() / self.target_norm.weight.clamp(min=0.05)
+            size = self.target_norm.weight.abs().clamp(min=0.5).copysign(self.target_norm.weight)
             for projection in (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj):
-                projection.weight.mul_(scale)
+                projection.weight.mul_(layer.input_layernorm.weight.float() / size)
             self.fc.weight.mul_(0.1)
             self.fc.weight[:, hidden:] += torch.eye(hidden)
 
