@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 import msgspec
 
 from draftproof.errors import DraftproofError, rule, unknown
-from draftproof.spec import Cell, Entry, Hardware, Study, Target, Threshold, TrainedDrafter, Variant, Workload
+from draftproof.spec import Cell, Entry, Hardware, Shape, Study, Target, Threshold, TrainedDrafter, Variant, Workload
 
 EntryType = TypeVar("EntryType", bound=Entry)
 
@@ -23,6 +23,7 @@ KINDS: dict[str, type[Entry]] = {
     "hardware": Hardware,
     "studies": Study,
     "drafters": TrainedDrafter,
+    "shapes": Shape,
 }
 
 
@@ -45,6 +46,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     folders: dict[str, Path]
     """``workloads/<name>`` -> folder of the file that defines it, for relative paths."""
     drafters: dict[str, TrainedDrafter] = {}
+    shapes: dict[str, Shape] = {}
 
     def get(self, kind: str, name: str) -> Any:
         """The entry of that kind and name, or an error that lists the known ones."""
@@ -60,6 +62,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     def drafter_weights(self, drafter: TrainedDrafter) -> Path:
         """The shipped file of a trained drafter."""
         return self.folders[f"drafters/{drafter.name}"] / drafter.weights
+
+    def shape_of(self, model: str) -> Shape | None:
+        """The committed shape of a model, by the id that targets and drafters name."""
+        return next((shape for shape in self.shapes.values() if shape.model == model), None)
 
     def study_cells(self, name: str) -> list[Cell]:
         """The cells of a study, in the order of its rows, each once."""
@@ -224,6 +230,10 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
         check(("drafters", trained.name), "target", "targets", trained.target)
     for made in catalog.targets.values():
         check_derived(references, made)
+    for shape in catalog.shapes.values():
+        first = catalog.shape_of(shape.model)
+        if first is not None and first.name != shape.name:
+            references.refuse(("shapes", shape.name), "model", f"of one shape ({first.name!r} has it)", shape.model)
     for variant in catalog.variants.values():
         for target, drafter in variant.drafters.items():
             check(("variants", variant.name), "drafters", "targets", target)

@@ -145,6 +145,32 @@ def report(
     typer.echo(f"report: {run / 'index.html'}")
 
 
+@app.command()
+def memory(
+    target: Annotated[str, typer.Argument(help="A target of the catalog, or a folder that holds config.json.")],
+    drafter: Annotated[
+        str | None, typer.Argument(help="A variant or drafter of the catalog, or a folder (with --method).")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="vLLM's method for a drafter in a folder.")] = None,
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="Memory of all GPUs together: prints how many tokens fit.")
+    ] = None,
+    utilisation: Annotated[
+        float, typer.Option(help="vLLM's gpu_memory_utilization: the part of it to fill; vLLM's own value in 0.32.")
+    ] = 0.92,
+    as_json: Annotated[bool, typer.Option("--json", help="Bytes and shares as JSON.")] = False,
+    catalog: Catalogs = None,
+) -> None:
+    """Memory that a target and its drafter will take, from configurations and file headers; nothing is loaded."""
+    from draftproof import memory as expected
+    from draftproof.catalog import load_catalog
+
+    budget = None if gpu_memory_gib is None else expected.budget_bytes(gpu_memory_gib, utilisation)
+    report = expected.expect(target, drafter, load_catalog(*(catalog or [])), method=method, budget=budget)
+    for line in [expected.as_json(report)] if as_json else expected.lines(report):
+        typer.echo(line)
+
+
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def simulate(context: typer.Context) -> None:
     """Speedups that policies would reach, from acceptance traces and a cost model; simulate --help lists options."""

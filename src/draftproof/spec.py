@@ -184,6 +184,21 @@ class TrainedDrafter(Entry, frozen=True, kw_only=True):
         require(plain, "weights", "the name of a .safetensors file beside the entry", self.weights)
 
 
+class Shape(Entry, frozen=True, kw_only=True):
+    """What a model's size follows from, for machines that do not hold the model."""
+
+    name: str
+    model: str
+    """The id that targets and drafters name in their `model`."""
+    source: str
+    """Where the configuration comes from."""
+    config: dict[str, Any]
+    """Keys of ``config.json``: all that decide how many weights there are, and no others."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.source.strip()), "source", "where the configuration comes from", self.source)
+
+
 class Target(Entry, frozen=True, kw_only=True):
     """The model whose output counts."""
 

@@ -17,6 +17,8 @@ ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I32": 4, "F32":
 LENGTH_BYTES = 8
 """A file begins with the length of its header."""
 COPY_BYTES = 1 << 22
+INDEX = "model.safetensors.index.json"
+"""Of a model in several files: which of them holds which tensor."""
 
 
 class Stored(NamedTuple):
@@ -87,10 +89,28 @@ def read_header(path: Path) -> dict[str, Stored]:
     }
 
 
+def shard_paths(folder: Path) -> list[Path]:
+    """The safetensors files that an engine loads from a folder: those that its index names, else all."""
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        paths = [
+            folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise rule("weights", f"named by {INDEX}", place(index), do="copy or download the file again") from error
+    missing = ", ".join(path.name for path in paths if not path.is_file())
+    if missing:
+        do = f"copy or download {missing} into {folder.name!r} again"
+        raise rule("weights", f"all files that {place(index)} names", f"without {missing}", do=do)
+    return paths
+
+
 def read_folder(folder: Path) -> dict[str, Stored]:
-    """The tensors of all safetensors files of a folder, as an engine loads them."""
+    """The tensors of a folder's safetensors files, as an engine loads them; none where there are no such files."""
     tensors: dict[str, Stored] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in shard_paths(folder):
         for name, tensor in read_header(path).items():
             if name in tensors:
                 raise rule(
