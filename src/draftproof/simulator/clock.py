@@ -94,9 +94,8 @@ class Clock:
         """Seconds until all copies have their first token. `speculate`: the drafters read the prompt as well."""
         tokens = self.batch_size * prompt
         overhead = self.costs.step.overhead_s
-        more = self.costs.step.per_request_s * self.batch_size
-        if speculate:
-            more = more + self.per_prompt_token_s * tokens
+        read_s = self.per_prompt_token_s * tokens if speculate else np.zeros(len(prompt))
+        more = self.costs.step.per_request_s * self.batch_size + read_s
         if not self.rules.chunked_prefill:
             return np.asarray(self.forward_s(np.zeros(len(prompt)), tokens, tokens) + overhead + more)
         budget = self.costs.step.max_batched_tokens

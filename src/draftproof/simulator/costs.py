@@ -187,7 +187,7 @@ class CostModel(Entry, frozen=True, kw_only=True):
 
         `prompt` of the tokens are prompt tokens; None: none of them.
         """
-        alone = None if prompt is None else np.asarray(prompt) >= tokens
+        alone = np.asarray(0.0 if prompt is None else prompt, dtype=float) >= tokens
         if pad and self.padding is not None:
             sizes = np.array([*self.padding.sizes, np.inf])
             padded = sizes[np.searchsorted(sizes, tokens)]
