@@ -179,6 +179,21 @@ def simulate(context: typer.Context) -> None:
     run(context.args, typer.echo)
 
 
+@app.command()
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with stages blocks.")],
+    out: Annotated[Path | None, typer.Option(help="Cost model (default: RUN/costs-<target>.toml).")] = None,
+    target: Annotated[str | None, typer.Option(help="Only this target of the run.")] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Also predict the run's speedups from its step times and acceptance.")
+    ] = False,
+) -> None:
+    """Fit the cost model that simulate --hardware FILE reads to a run's own step times; one file a target."""
+    from draftproof.simulator.calibration import calibrate_run
+
+    calibrate_run(run, out, target, validate=validate, say=typer.echo)
+
+
 @traces_app.command("check")
 def traces_check(files: Annotated[list[Path], typer.Argument(help="Trace files, or folders of them.")]) -> None:
     """Validate trace files line by line (JSON lines or Parquet, this project's layout or the public traces')."""

@@ -50,7 +50,8 @@ def toy_costs(**changes: Any) -> CostModel:
     merged = dict(TOY_COSTS)
     for key, value in changes.items():
         merged[key] = {**merged.get(key, {}), **value}
-    new = [f"{key}.{field}" for key in ("padding", "roofline") for field in changes.get(key, ())]
+    new = [f"{key}.{field}" for key in ("step", "prefill", "padding", "roofline") for field in changes.get(key, ())]
+    new += [f"drafters.{name}.{field}" for name, value in changes.get("drafters", {}).items() for field in value]
     merged["provenance"] = [*TOY_COSTS["provenance"], {"constants": new, "source": "made up"}]
     return msgspec.convert(merged, type=CostModel)
 
@@ -99,17 +100,25 @@ def cost_models(draw: st.DrawFn) -> CostModel:
             "per_token_s": draw(number(0.5)),
             "per_kv_token_s": draw(number(0.01)),
         },
-        "step": {"overhead_s": draw(number(1.0)), "max_batched_tokens": draw(st.integers(1, 64))},
+        "step": {
+            "overhead_s": draw(number(1.0)),
+            "per_request_s": draw(number(0.1)),
+            "per_draft_token_s": draw(number(0.1)),
+            "max_batched_tokens": draw(st.integers(1, 64)),
+        },
         "drafters": {
             "ngram": {"share_of_verify": draw(number(0.5)), "can_miss": True},
             "eagle": {
                 "fixed_s": draw(number(1.0)),
                 "per_token_s": draw(number(0.2)),
                 "per_kv_token_s": draw(number(0.01)),
+                "per_prompt_token_s": draw(number(0.1)),
                 "fitted_k": draw(st.integers(1, 5)),
             },
         },
     }
+    if draw(st.booleans()):
+        changes["prefill"] = {"fixed_s": draw(number(2.0)), "per_token_s": draw(number(0.5))}
     if draw(st.booleans()):
         changes["padding"] = {"sizes": [1, 2, 4, 8, 16]}
     if draw(st.booleans()):

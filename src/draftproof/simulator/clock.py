@@ -29,17 +29,20 @@ class Clock:
         self.per_token_s = np.array([drafter.per_token_s for drafter in drafters])
         self.share = np.array([drafter.share_of_verify for drafter in drafters])
         self.fitted_k = np.array([drafter.fitted_k for drafter in drafters])
+        self.per_prompt_token_s = sum(costs.drafter(name).per_prompt_token_s for name in variants)
+        """Every drafter reads the prompt, whoever drafts later."""
         self.can_miss = np.array([costs.drafter(name).can_miss for name in variants])
         self.idle_free = not all_pay and (rules.idle_free or (len(drafters) == 1 and drafters[0].can_miss))
         """The paper lets only a lookup on its own be free where it proposes nothing."""
         self.paying = range(len(drafters)) if all_pay else None
 
-    def forward_s(self, cached: ArrayLike, tokens: ArrayLike) -> Floats:
+    def forward_s(self, cached: ArrayLike, tokens: ArrayLike, prompt: ArrayLike | None = None) -> Floats:
         return self.costs.forward_s(
             np.asarray(cached, dtype=float),
             np.asarray(tokens, dtype=float),
             pad=self.rules.graph_padding,
             floor=self.rules.roofline,
+            prompt=prompt,
         )
 
     def step_s(
@@ -85,25 +88,28 @@ class Clock:
             )
         if self.idle_free:
             draft = np.where(drafts == 0, 0.0, draft)
-        return np.asarray(verify + draft + self.costs.step.overhead_s)
+        return np.asarray(verify + draft + self.costs.step.beside_s(size, size * (drafts * hit_probability)))
 
-    def prefill_s(self, prompt: Ints) -> Floats:
-        """Seconds until all copies have their first token."""
+    def prefill_s(self, prompt: Ints, *, speculate: bool = False) -> Floats:
+        """Seconds until all copies have their first token. `speculate`: the drafters read the prompt as well."""
         tokens = self.batch_size * prompt
         overhead = self.costs.step.overhead_s
+        read_s = self.per_prompt_token_s * tokens if speculate else np.zeros(len(prompt))
+        more = self.costs.step.per_request_s * self.batch_size + read_s
         if not self.rules.chunked_prefill:
-            return np.asarray(self.forward_s(np.zeros(len(prompt)), tokens) + overhead)
+            return np.asarray(self.forward_s(np.zeros(len(prompt)), tokens, tokens) + overhead + more)
         budget = self.costs.step.max_batched_tokens
         total = np.zeros(len(prompt))
         for start in range(0, int(tokens.max(initial=0)), budget):
             chunk = np.minimum(tokens - start, budget)
-            spent = self.forward_s(np.full(len(prompt), start), np.maximum(chunk, 0)) + overhead
+            chunk = np.maximum(chunk, 0)
+            spent = self.forward_s(np.full(len(prompt), start), chunk, chunk) + overhead
             total += np.where(chunk > 0, spent, 0.0)
-        return total
+        return total + more
 
     def plain_s(self, table: Table) -> Floats:
         """Seconds of each request without speculation, shape (R,): prefill, then one token a step."""
         size = self.batch_size
-        steps = self.forward_s(size * table.position_context, np.array(size)) + self.costs.step.overhead_s
+        steps = self.forward_s(size * table.position_context, np.array(size)) + self.costs.step.beside_s(size, 0)
         decode = np.bincount(table.position_request, weights=steps, minlength=table.requests)
         return np.asarray(self.prefill_s(table.request_prompt) + decode)

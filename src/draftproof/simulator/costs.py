@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftproof.catalog import fixtures_folder, known_keys
 from draftproof.errors import DraftproofError, unknown
@@ -36,15 +36,38 @@ class VerifyCost(Entry, frozen=True, kw_only=True):
         require(self.fixed_s > 0.0, "fixed_s", "more than 0", self.fixed_s)
 
 
+class PrefillCost(Entry, frozen=True, kw_only=True):
+    """One forward of the target over prompt tokens, where they cost otherwise than the tokens of `VerifyCost`.
+
+    A step that holds prompt tokens alone costs this `fixed_s`, any other step that of `VerifyCost`; cached tokens cost
+    the same in both.
+    """
+
+    fixed_s: float
+    per_token_s: float
+
+    def __post_init__(self) -> None:
+        check_seconds(self, "fixed_s", "per_token_s")
+
+
 class StepCost(Entry, frozen=True, kw_only=True):
     """What every engine step costs beside its forwards, and how long a prefill chunk may be."""
 
     overhead_s: float
+    per_request_s: float = 0.0
+    """For each request in the step."""
+    per_draft_token_s: float = 0.0
+    """For each draft token that is verified (rejection sampling)."""
     max_batched_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        check_seconds(self, "overhead_s")
+        check_seconds(self, "overhead_s", "per_request_s", "per_draft_token_s")
         require(self.max_batched_tokens >= 1, "max_batched_tokens", "at least 1", self.max_batched_tokens)
+
+    def beside_s(self, requests: ArrayLike, drafts: ArrayLike) -> Floats:
+        """Seconds beside the forwards of a step with so many requests and draft tokens; they broadcast."""
+        more = self.per_request_s * np.asarray(requests, dtype=float)
+        return np.asarray(self.overhead_s + more + self.per_draft_token_s * np.asarray(drafts, dtype=float))
 
 
 class DraftCost(Entry, frozen=True, kw_only=True):
@@ -54,13 +77,15 @@ class DraftCost(Entry, frozen=True, kw_only=True):
     per_kv_token_s: float = 0.0
     per_token_s: float = 0.0
     share_of_verify: float = 0.0
+    per_prompt_token_s: float = 0.0
+    """What the drafter adds to a prefill: it reads the prompt as well."""
     fitted_k: int = 0
     """k of the runs behind `fixed_s` and `per_kv_token_s`; 0: drafting is one pass, whatever k is."""
     can_miss: bool = False
     """A lookup: it may find nothing to propose."""
 
     def __post_init__(self) -> None:
-        check_seconds(self, "fixed_s", "per_kv_token_s", "per_token_s", "share_of_verify")
+        check_seconds(self, "fixed_s", "per_kv_token_s", "per_token_s", "share_of_verify", "per_prompt_token_s")
         require(self.fitted_k >= 0, "fitted_k", "at least 0", self.fitted_k)
 
 
@@ -98,10 +123,24 @@ class Units(Entry, frozen=True, kw_only=True):
         require(self.length == "tokens", "length", "'tokens'", self.length)
 
 
+class StageError(Entry, frozen=True, kw_only=True):
+    """Absolute relative errors of a fit, ``|fitted - measured| / measured`` by step: median and 90th percentile."""
+
+    stage: str
+    steps: int
+    median: float
+    p90: float
+    held_out_median: float | None = None
+    """Of steps that the fit did not see; None: no part of the data could be held out."""
+    held_out_p90: float | None = None
+
+
 class Fit(Entry, frozen=True, kw_only=True):
     method: str
     data: str
     error: str
+    errors: list[StageError] = msgspec.field(default_factory=list)
+    """The same by stage, where they are known."""
     batch_sizes: list[int] = msgspec.field(default_factory=list)
     caution: str = ""
 
@@ -121,6 +160,8 @@ class CostModel(Entry, frozen=True, kw_only=True):
     units: Units
     verify: VerifyCost
     step: StepCost
+    prefill: PrefillCost | None = None
+    """None: prompt tokens cost what `verify` says."""
     drafters: dict[str, DraftCost]
     """Variant -> its draft cost."""
     padding: Padding | None = None
@@ -139,13 +180,22 @@ class CostModel(Entry, frozen=True, kw_only=True):
             raise unknown("variant", variant, self.drafters, f"add [drafters.{variant}] to costs/{self.name}.toml")
         return self.drafters[variant]
 
-    def forward_s(self, cached: Floats, tokens: Floats, *, pad: bool, floor: bool) -> Floats:
-        """Seconds of a forward over `tokens` (of the whole batch) with `cached` tokens of context; they broadcast."""
+    def forward_s(
+        self, cached: Floats, tokens: Floats, *, pad: bool, floor: bool, prompt: ArrayLike | None = None
+    ) -> Floats:
+        """Seconds of a forward over `tokens` (of the whole batch) with `cached` tokens of context; they broadcast.
+
+        `prompt` of the tokens are prompt tokens; None: none of them.
+        """
+        alone = np.asarray(0.0 if prompt is None else prompt, dtype=float) >= tokens
         if pad and self.padding is not None:
             sizes = np.array([*self.padding.sizes, np.inf])
             padded = sizes[np.searchsorted(sizes, tokens)]
             tokens = np.where(np.isfinite(padded), padded, tokens)
         linear = self.verify.fixed_s + self.verify.per_kv_token_s * cached + self.verify.per_token_s * tokens
+        if self.prefill is not None and prompt is not None:
+            linear = linear + (self.prefill.per_token_s - self.verify.per_token_s) * np.asarray(prompt, dtype=float)
+            linear = linear + np.where(alone, self.prefill.fixed_s - self.verify.fixed_s, 0.0)
         if not (floor and self.roofline is not None):
             return np.asarray(linear)
         roof = self.roofline
@@ -161,6 +211,7 @@ def constants(model: CostModel) -> list[str]:
     parts: dict[str, Entry | None] = {
         "verify": model.verify,
         "step": model.step,
+        "prefill": model.prefill,
         "padding": model.padding,
         "roofline": model.roofline,
         **{f"drafters.{name}": drafter for name, drafter in model.drafters.items()},

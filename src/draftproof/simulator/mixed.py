@@ -62,13 +62,16 @@ def serve(table: Table, steps: Steps, clock: Clock, *, speculate: bool = True) -
 
     prompts = np.bincount(admitted, weights=prompt, minlength=total).astype(float)
     cached = summed(steps.context)
+    requests = summed(np.ones(at.size)) + np.bincount(admitted, minlength=total)
+    drafts = summed(steps.drafts * steps.hit_probability)
     tokens = summed(1 + steps.drafts * steps.hit_probability) + prompts
     overhead = clock.costs.step.overhead_s
-    seconds = clock.forward_s(cached, tokens) + overhead
+    seconds = clock.forward_s(cached, tokens, prompts) + clock.costs.step.beside_s(requests, drafts)
     if clock.rules.chunked_prefill:
         more = np.ceil(tokens / clock.costs.step.max_batched_tokens) - 1
         seconds = seconds + np.maximum(more, 0) * (clock.forward_s(cached, np.ones(total)) + overhead)
     if speculate:
+        seconds = seconds + clock.per_prompt_token_s * prompts
         verify = clock.forward_s(cached, summed(1 + steps.drafts * steps.hit_probability))
         for number in range(len(clock.variants)):
             seconds = seconds + drafting(clock, number, steps, at, total, verify)

@@ -182,7 +182,7 @@ def seconds_of(table: Table, visits: Visits, clock: Clock) -> Floats:
         table.position_left[at],
         hits(table, visits, clock),
     )
-    return np.asarray(clock.prefill_s(table.request_prompt) + table.per_request(at, steps))
+    return np.asarray(clock.prefill_s(table.request_prompt, speculate=True) + table.per_request(at, steps))
 
 
 def hits(table: Table, visits: Visits, clock: Clock) -> Floats | float:
