@@ -639,7 +639,7 @@ def test_an_overlay_without_entries_is_an_error(tmp_path: Path, inner: str) -> N
     (tmp_path / "mine" / inner).mkdir(parents=True)
     message = refusal(tmp_path / "mine")
     assert "'mine' holds no entries" in message
-    assert "known folders: variants, targets, workloads, hardware, studies, drafters, thresholds" in message
+    assert "known folders: variants, targets, workloads, hardware, studies, drafters, shapes, thresholds" in message
 
 
 def test_loading_twice_gives_the_same(tmp_path: Path, shipped: Catalog) -> None:

@@ -233,6 +233,8 @@ def entry_toml(entry: Entry) -> str:
     lines = ["# Written by `draftproof drafters train`."]
     tables = []
     for key, value in msgspec.to_builtins(entry).items():
+        if isinstance(value, dict) and not value:
+            continue
         if isinstance(value, dict):
             tables += ["", f"[{key}]", *(f"{inner} = {json.dumps(found)}" for inner, found in value.items())]
         elif value is not None:
