@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 
 from draftproof import building, models
+from draftproof.building import file_sha256
+from draftproof.catalog import fixtures_folder, load_catalog
 from draftproof.drafters.assembly import derived_sha256
 from draftproof.drafters.checks import check_folder, target_sha256
+from draftproof.drafters.corpus import read_recipe
 from draftproof.drafters.weights import Made, read_header, zeros
 from draftproof.errors import DraftproofError
-from draftproof.spec import DrafterKind
+from draftproof.spec import DrafterKind, digest
 from tests.tiny_models import (
     CONFIG,
     DRAFT_VOCABULARY,
@@ -474,3 +478,35 @@ def test_a_tied_draft_model_may_hold_its_head(shop: Shop) -> None:
 def test_an_untied_draft_model_must_hold_its_head(shop: Shop) -> None:
     write_own(shop, "draft_model", tie_word_embeddings=False)
     assert "(got 'missing lm_head.weight'); " in refused(shop, "draft_model")
+
+
+# --- what is shipped --------------------------------------------------------------------------------------------------
+
+SHIPPED_LIMIT_BYTES = 64_000_000
+
+
+def test_shipped_weights_are_those_of_their_entries_and_cards() -> None:
+    """All kinds are there, small enough for a repository, each with the card of the training that made it."""
+    catalog = load_catalog()
+    assert {entry.kind for entry in catalog.drafters.values()} == {"eagle", "eagle3", "mtp", "draft_model"}
+    total_bytes = 0
+    for entry in catalog.drafters.values():
+        weights = catalog.drafter_weights(entry)
+        total_bytes += weights.stat().st_size
+        card = json.loads(weights.with_suffix(".json").read_text(encoding="utf-8"))
+        assert file_sha256(weights) == entry.weights_sha256 == card["weights_sha256"], entry.name
+        assert (card["kind"], card["target_sha256"]) == (entry.kind, entry.target_sha256)
+        assert card["held_out"]["acceptance_length"] > 1.5
+    assert total_bytes <= SHIPPED_LIMIT_BYTES
+
+
+def test_cards_hold_the_recipes_that_are_shipped() -> None:
+    """Training again with what lies beside the weights is training as they were trained."""
+    catalog = load_catalog()
+    folder = fixtures_folder() / "drafters" / "training"
+    recipes = tomllib.loads((folder / "recipes.toml").read_text(encoding="utf-8"))
+    for entry in catalog.drafters.values():
+        card = json.loads(catalog.drafter_weights(entry).with_suffix(".json").read_text(encoding="utf-8"))
+        stated = {**recipes[entry.kind], **card["schedule"]}
+        assert stated == {**card["schedule"], **recipes[entry.kind]}, entry.name
+        assert card["corpus"]["recipe_sha256"] == digest(read_recipe(folder / "corpus.toml")), entry.name

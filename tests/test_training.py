@@ -14,6 +14,7 @@ from draftproof.catalog import fixtures_folder, load_catalog, read_entry
 from draftproof.drafters.corpus import Material, Recipe, Text, Writer, read_recipe
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.records import Output
+from draftproof.spec import Target, TrainedDrafter
 
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
     pytest.skip("needs torch and transformers; found neither; enable with the cpu extra", allow_module_level=True)
@@ -371,7 +372,8 @@ def test_no_prompt_of_a_workload_is_in_the_recipe(recipe: Recipe) -> None:
 
 def test_a_written_entry_is_read_back_as_it_was(tmp_path: Path) -> None:
     catalog = load_catalog()
-    entries = [*catalog.drafters.values(), *(t for t in catalog.targets.values() if t.derived)]
+    derived = [target for target in catalog.targets.values() if target.derived]
+    entries: list[TrainedDrafter | Target] = [*catalog.drafters.values(), *derived]
     assert len(entries) >= 5
     for entry in entries:
         path = tmp_path / f"{entry.name}.toml"
