@@ -104,7 +104,8 @@ def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlik
     if causes.get("inconclusive"):
         return Judgement(
             verdict="UNSTABLE",
-            reason=f"no-SD does not repeat itself, or a difference was not scored: {told} of {total}",
+            reason="no-SD does not repeat itself, its noise is too wide to judge by, or a difference was not scored: "
+            f"{told} of {total}",
         )
     return Judgement(verdict="PASS", reason=f"{told} of {total}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -275,13 +276,18 @@ class Runner:
         )
 
     def _speed(self, group: Group, arms: LiveArms, prompts: Prompts, counter: Counter) -> None:
-        """Rotations of all units in turn, so that a drift of the machine meets them all; then those still too wide."""
+        """Rotations of all units in turn, so that a drift of the machine meets them all; then those still too wide.
+
+        What claims to be faster is judged: it is the first to be repeated.
+        """
         study = self.plan.study
-        for rotation in range(study.max_rotations):
-            for unit in group.units:
+        claiming = [unit for unit in group.units if any(cell.claims_speedup for cell in unit.cells)]
+        repeats = range(study.rotations, study.max_rotations)
+        for rotations, units in ((range(study.rotations), group.units), (repeats, claiming), (repeats, group.units)):
+            for rotation, unit in itertools.product(rotations, units):
                 if rotation in self.ledger.done(unit.key, "speed"):
                     continue
-                if rotation >= study.rotations and not self._goes_on(unit):
+                if rotation in repeats and not self._goes_on(unit):
                     continue
                 self._rotate(
                     group, unit, arms, prompts, rotation, "speed", unit.cells[0].output_tokens, (0, 1), counter

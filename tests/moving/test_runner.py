@@ -308,6 +308,18 @@ def test_repeats_stop_when_the_next_rotation_would_pass_the_budget(
     assert rotations_of(run) == expected
 
 
+def test_what_claims_to_be_faster_is_repeated_first(bench: MakeBench) -> None:
+    """The budget that the plain row would share is the claiming row's alone, until it is narrow or there is no more."""
+    plain, claiming = rows(["perfect"], sizes=[2]), rows(["perfect"], sizes=[3])
+    claiming = [msgspec.structs.replace(row, claims_speedup=True) for row in claiming]
+    run = bench(matrix=plain + claiming, rotations=2, max_rotations=9, half_width=-1.0, budget_s=25.0)
+    run.session(ToyEngine(), ["speed"])
+    rotations = run.folder.read().rotations
+    counts = {size: sum(line.unit.batch_size == size for line in rotations) for size in (2, 3)}
+    assert counts[2] == 2
+    assert counts[3] > 3
+
+
 def test_a_failed_arm_does_not_keep_the_repeats_going(bench: MakeBench) -> None:
     """Its interval will never be narrow: the others decide."""
     run = bench(matrix=rows(["perfect", "partly"]), rotations=2, max_rotations=9)
