@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from draftproof.analysis.health import MIN_DRAFTS, acceptance_alarms
+from draftproof.analysis.health import MIN_DRAFTS, DraftHealth, acceptance_alarms
 from draftproof.gate import failed, judge_health
 from draftproof.plugin import Settle
 from draftproof.results import CellResult
 from draftproof.spec import Variant
 
 
+def health_of(result: CellResult, settle: Settle) -> DraftHealth:
+    """What the records say of the cell's drafts; a cell that failed is settled as such."""
+    if (broken := failed(result.failures)) is not None:
+        settle(broken)
+    assert result.health is not None, "nothing was recorded for this cell"
+    return result.health
+
+
 @pytest.mark.sd_cells("speed", "stages", speculative=True)
 def test_draft_counts_agree(sd_result: CellResult, sd_settle: Settle) -> None:
     """vLLM's counters, the requests' steps, the engine's steps and the token ids say the same; no draft exceeds k."""
-    if (broken := failed(sd_result.failures)) is not None:
-        sd_settle(broken)
-    health = sd_result.health
-    assert health is not None, "nothing was recorded for this cell"
+    health = health_of(sd_result, sd_settle)
     assert sd_result.acceptance is not None, "nothing was recorded for this cell"
     sd_settle(judge_health(health.broken, sd_result.failures, healthy="all counts of drafts agree"))
 
@@ -44,10 +49,7 @@ def test_acceptance_is_as_expected(sd_result: CellResult, sd_variant: Variant, s
 @pytest.mark.sd_cells("speed", "stages", speculative=True)
 def test_drafts_are_more_than_one_token(sd_result: CellResult, sd_settle: Settle) -> None:
     """A drafter that writes one token whatever it reads, and mostly not the right one, is stuck."""
-    if (broken := failed(sd_result.failures)) is not None:
-        sd_settle(broken)
-    health = sd_result.health
-    assert health is not None, "nothing was recorded for this cell"
+    health = health_of(sd_result, sd_settle)
     if health.tally_gap:
         pytest.skip(health.tally_gap)
     told = f"{health.tallied_tokens} draft tokens, more than one or right"

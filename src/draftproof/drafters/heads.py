@@ -62,6 +62,11 @@ class Context(NamedTuple):
     window: int
     """The last slots, in which the head guesses."""
 
+    @property
+    def window_rotation(self) -> tuple[Tensor, Tensor]:
+        cosines, sines = self.rotation
+        return cosines[:, :, -self.window :], sines[:, :, -self.window :]
+
 
 def rotary(position: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Llama's rotary embedding of positions [batch, slots]."""
@@ -108,7 +113,7 @@ class Attention(nn.Module):
         `chain[0]` are keys and values of all slots, from the target; `chain[m]` those of m-th guesses, of the window.
         """
         depth, window = len(chain) - 1, context.window
-        rotation = (context.rotation[0][:, :, -window:], context.rotation[1][:, :, -window:])
+        rotation = context.window_rotation
         q = rotate(self.q_proj(x).unflatten(-1, (self.sizes.heads, -1)).transpose(1, 2).float(), rotation)
         q = q * self.sizes.head_dim**-0.5
         keys, values = chain[0]
@@ -173,7 +178,7 @@ class Head(nn.Module):
         window = context.window
         stream, x = self.inputs(embedding, self.combine(states))
         chain = [self.self_attn.keys(x, context.rotation)]
-        rotation = (context.rotation[0][:, :, -window:], context.rotation[1][:, :, -window:])
+        rotation = context.window_rotation
         stream, x = stream[:, -window:], x[:, -window:]
         found = []
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +17,10 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from draftproof.building import Say
 from draftproof.drafters.features import FINAL, Features
-from draftproof.drafters.heads import Context, Draft, Eagle3, Head, Sizes, rotary
+from draftproof.drafters.heads import Context, Draft, Eagle3, Head, Norm, Sizes, rotary
 from draftproof.spec import Entry
-
-Say = Callable[[str], None]
 
 CHECKPOINT_STEPS = 100
 NEGATIVES = 1024
@@ -90,7 +89,8 @@ class Trainer:
         self.device = device
         self.sizes = Sizes.of(target.config)
         self.embedding: Tensor = target.model.embed_tokens.weight.detach().to(device, torch.bfloat16)
-        self.norm_weight: Tensor = target.model.norm.weight.detach().float().to(device)
+        self.norm = Norm(self.sizes.hidden, self.sizes.eps).to(device)
+        self.norm.weight.data.copy_(target.model.norm.weight)
         self.frequent = torch.tensor(sorted(vocabulary[: schedule.frequent]), device=device)
         texts = list(range(len(features.index.prompt_tokens)))
         random.Random(schedule.seed).shuffle(texts)
@@ -185,9 +185,7 @@ class Trainer:
         at = torch.searchsorted(candidates, batch.choice).clamp(max=len(candidates) - 1)
         asked = asked & (candidates[at] == batch.choice)
         with torch.no_grad():
-            state = batch.final[asked].float()
-            state = state * torch.rsqrt(state.pow(2).mean(-1, keepdim=True) + self.sizes.eps) * self.norm_weight
-            wanted = (state.bfloat16() @ self.embedding[candidates].T).float().softmax(-1)
+            wanted = (self.norm(batch.final[asked]).bfloat16() @ self.embedding[candidates].T).float().softmax(-1)
             wanted *= 1 - self.schedule.hard_share
             wanted.scatter_add_(1, at[asked][:, None], torch.full_like(wanted[:, :1], self.schedule.hard_share))
         with torch.autocast(self.device, dtype=torch.bfloat16):
@@ -211,8 +209,9 @@ class Trainer:
         reached = torch.zeros(depth, dtype=torch.float64)
         chains = 0
         by_kind: dict[str, list[float]] = {}
-        for at in range(0, len(texts), self.schedule.texts_per_step):
-            group = sorted(texts, key=self.length_tokens)[at : at + self.schedule.texts_per_step]
+        ordered = sorted(texts, key=self.length_tokens)
+        for at in range(0, len(ordered), self.schedule.texts_per_step):
+            group = ordered[at : at + self.schedule.texts_per_step]
             batch = self.batch(group)
             right = self.right(batch, depth)
             alive = torch.ones_like(batch.choice[:, : batch.choice.shape[1] - depth + 1], dtype=torch.bool)
