@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from draftproof.gate import failed
+from draftproof.gate import failed, judge_invariance, judge_repeats
 from draftproof.plugin import Settle
-from draftproof.results import CellResult
+from draftproof.results import CellResult, RunResults
+from draftproof.spec import Variant
 
 
 @pytest.mark.sd_cells("speed", "trace", speculative=True)
 def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Settle) -> None:
-    """No request may differ by more than a tie that rounding decided; an unstable reference judges nothing."""
-    sd_settle(sd_result.determinism, **({"identical_share": sd_result.sameness.share} if sd_result.sameness else {}))
+    """No difference but ties that rounding decided, and no more of those than drafts of no effect make."""
+    same = sd_result.sameness
+    sd_settle(sd_result.determinism, **({"identical_share": same.share} if same else {}))
 
 
 @pytest.mark.sd_cells("speed", speculative=True)
@@ -25,3 +27,26 @@ def test_noise_floor_is_measured(sd_result: CellResult, sd_settle: Settle) -> No
     floor = sd_result.sameness.floor
     assert floor.requests == sd_result.sameness.requests
     assert 0 <= floor.repeat_identical <= floor.requests
+
+
+@pytest.mark.sd_cells("speed", speculative=True)
+def test_acceptance_repeats(sd_result: CellResult, sd_settle: Settle) -> None:
+    """The same text must come with the same accepted drafts: what changes in them changes throughput unseen."""
+    same = sd_result.sameness
+    sd_settle(judge_repeats(same.repeats if same else None, sd_result.failures))
+
+
+@pytest.mark.sd_cells("speed", "trace", invariant=True)
+def test_batch_invariance_keeps_its_promise(
+    sd_result: CellResult, sd_variant: Variant, sd_run: RunResults, sd_settle: Settle
+) -> None:
+    """VLLM_BATCH_INVARIANT counts only where outputs differ without it."""
+    cell = sd_result.cell
+    plain = [
+        other.sameness.causes
+        for other in sd_run.cells
+        if other.sameness
+        and (other.cell.variant, other.cell.target, other.cell.workload, other.cell.batch_size)
+        == (sd_variant.plain, cell.target, cell.workload, cell.batch_size)
+    ]
+    sd_settle(judge_invariance(plain[0] if plain else None, sd_result.sameness.causes if sd_result.sameness else None))

@@ -134,9 +134,25 @@ def load_catalog(*overlays: Path) -> Catalog:
                 origins[kind, entry.name] = path
         for path in sorted((layer / "thresholds").glob("*.toml")):
             thresholds.setdefault(path.stem, []).extend(read_entry(path, ThresholdFile).threshold)
+    merged["variants"] = {
+        name: invariant(entry, merged["variants"], origins["variants", name])
+        for name, entry in merged["variants"].items()
+    }
     catalog = Catalog(**merged, thresholds=thresholds, folders=folders)
     check_references(catalog, origins)
     return catalog
+
+
+def invariant(variant: Variant, variants: dict[str, Variant], origin: Path) -> Variant:
+    """A variant that forces batch invariance takes all else from the plain one that it names."""
+    if not variant.plain:
+        return variant
+    if variant.plain not in variants:
+        raise DraftproofError(f"{short(origin)}: {unknown('plain', variant.plain, variants)}")
+    plain = variants[variant.plain]
+    if plain.plain:
+        raise DraftproofError(f"{short(origin)}: {rule('plain', 'a variant that is not one itself', plain.name)}")
+    return variant.as_invariant_of(plain)
 
 
 def check_layer(layer: Path) -> None:

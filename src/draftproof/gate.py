@@ -8,8 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.health import Alarm
-from draftproof.analysis.stats import Ratio
+from draftproof.analysis.stats import CONFIDENCE, Ratio
 from draftproof.errors import DraftproofError
 from draftproof.records import FailureLine
 from draftproof.spec import Cell, Threshold
@@ -90,24 +91,94 @@ def judge_throughput(
     return Judgement(verdict="PASS", reason=f"speedup {show(speedup)} does not lie wholly below {rows[0].limit:g}")
 
 
-def judge_determinism(causes: dict[str, int], failures: list[FailureLine], unlike: list[str]) -> Judgement:
-    """Zero tolerance for divergent outputs; near ties are what rounding may do."""
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """Near ties of a variant against those of the control that drafts the same number of tokens."""
+
+    control: str
+    """The variant whose drafts change nothing but the number of rows."""
+    p: float
+    """One-sided, adjusted for all such tests of the run (Holm)."""
+    per_1000: float
+    """Near ties per 1,000 tokens at risk, of the variant."""
+    control_per_1000: float
+
+
+SIGNIFICANCE = 1 - CONFIDENCE
+
+
+def judge_determinism(
+    cell: Cell,
+    causes: dict[str, int],
+    limits: list[Threshold],
+    failures: list[FailureLine],
+    unlike: list[str],
+    *,
+    garbage: str = "",
+    excess: Excess | None = None,
+) -> Judgement:
+    """Zero tolerance for divergent outputs; near ties are what rounding may do, as often as for drafts of no effect."""
     broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
+    if garbage:
+        return Judgement(verdict="FAILED", reason=f"no-SD's own output is garbage: {garbage}")
     total = sum(causes.values())
     if not total:
         return Judgement(verdict="INSUFFICIENT", reason="no outputs to compare")
-    told = ", ".join(f"{count} {cause.replace('_', ' ')}" for cause, count in sorted(causes.items()))
-    if causes.get("divergent"):
-        return Judgement(verdict="FAILED", reason=f"divergent outputs: {told} of {total}")
-    if causes.get("inconclusive"):
+    told = ", ".join(f"{count} {cause.replace('_', ' ')}" for cause, count in sorted(causes.items())) + f" of {total}"
+    if causes.get("divergent", 0) / total > limit_of(limits, "divergent_share", cell).limit:
+        return Judgement(verdict="FAILED", reason=f"divergent outputs: {told}")
+    if causes.get("inconclusive", 0) / total > limit_of(limits, "inconclusive_share", cell).limit:
         return Judgement(
             verdict="UNSTABLE",
             reason="no-SD does not repeat itself, its noise is too wide to judge by, or a difference was not scored: "
-            f"{told} of {total}",
+            + told,
         )
-    return Judgement(verdict="PASS", reason=f"{told} of {total}")
+    if excess is None:
+        return Judgement(verdict="PASS", reason=told)
+    compared = (
+        f"near ties per 1,000 tokens at risk: {excess.per_1000:.2f}, with {excess.control} {excess.control_per_1000:.2f} "
+        f"(p = {excess.p:.2g} after Holm)"
+    )
+    if excess.p < SIGNIFICANCE:
+        return Judgement(
+            verdict="REGRESSED",
+            reason=f"more near ties than {excess.control} times {limit_of(limits, 'near_tie_ratio', cell).limit:g}: "
+            f"{told}; {compared}",
+        )
+    return Judgement(verdict="PASS", reason=f"{told}; {compared}")
+
+
+def judge_invariance(plain: dict[str, int] | None, invariant: dict[str, int] | None) -> Judgement:
+    """vLLM's claim of batch invariance: it counts only where outputs differ without it."""
+    if not plain or not invariant:
+        return Judgement(verdict="INSUFFICIENT", reason="needs the cell with batch invariance and the one without")
+
+    def differing(causes: dict[str, int]) -> str:
+        return f"{sum(causes.values()) - causes.get('identical', 0)} of {sum(causes.values())} outputs differ"
+
+    told = f"{differing(invariant)} with VLLM_BATCH_INVARIANT, {differing(plain)} without"
+    if set(invariant) - {"identical"}:
+        return Judgement(verdict="REGRESSED", reason=told)
+    if not set(plain) - {"identical"}:
+        return Judgement(verdict="INSUFFICIENT", reason=f"nothing to be seen of the claim: {told}")
+    return Judgement(verdict="PASS", reason=told)
+
+
+def judge_repeats(repeats: AcceptanceRepeat | None, failures: list[FailureLine]) -> Judgement:
+    """Acceptance traces must repeat where the text does; where they do not, a throughput figure carries that noise."""
+    broken = failed(failures)
+    if broken:
+        return broken
+    if repeats is None or not repeats.requests:
+        return Judgement(verdict="INSUFFICIENT", reason="no request wrote the same text in both passes")
+    if not repeats.differing:
+        return Judgement(verdict="PASS", reason=f"{repeats.requests} requests with equal text were accepted alike")
+    return Judgement(
+        verdict="UNSTABLE",
+        reason=f"{repeats.differing} of {repeats.requests} requests with equal text were accepted otherwise in the second "
+        f"pass: {repeats.steps[0]} steps of these requests, then {repeats.steps[1]}",
+    )
 
 
 SHOWN_ALARMS = 8
@@ -132,9 +203,9 @@ def judge_health(
     return Judgement(verdict="FAILED", reason=told)
 
 
-def tie_limit(limits: list[Threshold], measured_nats: float | None) -> float:
+def tie_limit(limits: list[Threshold], measured_nats: float | None, cell: Cell) -> float:
     """Nats within which a first difference is a near tie: the row's limit, or this run's measured noise if larger."""
-    return max(gap_limit(limits), measured_nats or 0.0)
+    return max(limit_of(limits, "divergence_gap_nats", cell).limit, measured_nats or 0.0)
 
 
 def noise_cap(limits: list[Threshold]) -> float | None:
@@ -143,15 +214,15 @@ def noise_cap(limits: list[Threshold]) -> float | None:
     return rows[-1].limit if rows else None
 
 
-def gap_limit(limits: list[Threshold]) -> float:
-    """Nats within which a first difference is a near tie, whatever was measured."""
-    rows = [row for row in limits if row.metric == "divergence_gap_nats"]
+def limit_of(limits: list[Threshold], metric: str, cell: Cell) -> Threshold:
+    """The last row of a metric that covers the cell. Raises DraftproofError where there is none."""
+    rows = [row for row in limits if row.metric == metric and row.covers(cell)]
     if not rows:
         raise DraftproofError(
-            "thresholds hold no row for metric 'divergence_gap_nats'; add one with its source to "
-            "fixtures/thresholds/<hardware>.toml"
+            f"thresholds of {cell.hardware!r} hold no row for metric {metric!r} that covers {cell.id}; add one with its "
+            f"source to fixtures/thresholds/{cell.hardware}.toml"
         )
-    return rows[-1].limit
+    return rows[-1]
 
 
 def informing(cell: Cell, values: dict[str, float | None], limits: list[Threshold]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from draftproof.records import (
     AnyLine,
     ArmLine,
+    Axis,
     BlockLine,
     FailureLine,
     GroupLine,
@@ -47,9 +48,10 @@ class Ledger:
             self._closed.setdefault(closing.group, set()).update(closing.purposes)
         folder.append([session])
 
-    def done(self, unit: UnitKey, purpose: Purpose) -> set[int]:
+    def done(self, unit: UnitKey, purpose: Purpose, axis: Axis | None = None) -> set[int]:
         """Rotations of a unit that are recorded."""
-        return {line.rotation for line in self.rotations if line.unit == unit and line.purpose == purpose}
+        wanted = (unit, purpose, axis)
+        return {line.rotation for line in self.rotations if (line.unit, line.purpose, line.axis) == wanted}
 
     def closed(self, group: int) -> set[Purpose]:
         """Purposes for which a group has nothing left to do."""

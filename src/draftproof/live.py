@@ -12,7 +12,7 @@ from draftproof.errors import EngineError, scrub
 from draftproof.ledger import Ledger
 from draftproof.plan import ArmSpec, Group, Unit
 from draftproof.records import FailureLine
-from draftproof.spec import Purpose
+from draftproof.spec import Purpose, Study
 
 
 class Progress(Protocol):
@@ -33,12 +33,12 @@ class LiveArms:
         self._ledger = ledger
         self._start = start
         self._progress = progress
-        self._specs = {spec.key: spec for spec in group.arms}
+        self._specs = {spec.key: spec for spec in (*group.arms, group.referee)}
         self._live: dict[str, LiveArm] = {}
 
     def start_all(self) -> None:
         """Start every arm: two at a time on a CPU, one after the other where each measures the free GPU memory."""
-        keys = [key for key in self._specs if self.alive(key)]
+        keys = [spec.key for spec in self._group.arms if self.alive(spec.key)]
         self._progress.say(f"loading {len(keys)} engines ({self._group.target.title}): {', '.join(keys)}")
         workers = 2 if self._group.hardware.device == "cpu" else 1
         with ThreadPoolExecutor(workers) as pool:
@@ -57,7 +57,7 @@ class LiveArms:
                 raise
 
     def any_alive(self) -> bool:
-        return any(self.alive(key) for key in self._specs)
+        return any(self.alive(spec.key) for spec in self._group.arms)
 
     def alive(self, key: str) -> bool:
         return not self._ledger.is_dead(self._group.index, key)
@@ -97,6 +97,7 @@ class LiveArms:
                 arm.close()
 
     def close(self) -> None:
+        """End all processes; what is asked for afterwards is started again."""
         for arm in self._live.values():
             arm.close()
         self._live.clear()
@@ -110,8 +111,7 @@ class Counter:
         group: Group,
         ledger: Ledger,
         purposes: set[Purpose],
-        rotations: int,
-        stage_blocks: int,
+        study: Study,
         progress: Progress,
     ) -> None:
         self._progress = progress
@@ -121,10 +121,10 @@ class Counter:
         for unit in group.units:
             size = unit.key.batch_size
             if "speed" in purposes:
-                missing = max(0, rotations - len(ledger.done(unit.key, "speed")))
+                missing = max(0, study.rotations_of(size)[0] - len(ledger.done(unit.key, "speed")))
                 self._left += [(size, key) for key in unit.arms] * 2 * missing
             if "stages" in purposes:
-                missing = max(0, stage_blocks - len(ledger.done(unit.key, "stages")))
+                missing = max(0, study.stage_blocks - len(ledger.done(unit.key, "stages")))
                 self._left += [(size, key) for key in unit.arms if key in runs] * missing
         self._total = len(self._left)
         self._done = 0

@@ -8,7 +8,7 @@ import msgspec
 
 from draftproof.catalog import Catalog
 from draftproof.errors import DraftproofError, rule
-from draftproof.records import UnitKey
+from draftproof.records import Role, UnitKey
 from draftproof.spec import Cell, Forced, Hardware, Study, Target, TrainedDrafter, Variant, digest
 
 DEFAULT_MAX_MODEL_TOKENS = 4096
@@ -22,6 +22,9 @@ Build = Literal["new", "base"]
 AA = ".aa"
 """Ends the key of a second no-SD process."""
 
+REFEREE = "referee"
+"""Key of the arm that scores first differences."""
+
 
 class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process to start: (interpreter, target, variant, engine arguments)."""
@@ -32,7 +35,7 @@ class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     variant_sha256: str
     """Of the variant's entry and its trained drafter's: an entry that changed is another plan."""
-    role: Literal["run", "aa"] = "run"
+    role: Role = "run"
     build: Build = "new"
     engine: dict[str, Any]
     """vLLM engine arguments but for the model."""
@@ -56,6 +59,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Hardware
     arms: tuple[ArmSpec, ...]
     units: tuple[Unit, ...]
+    referee: ArmSpec
+    """Scores first differences in float32, alone, after the others have ended."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +96,23 @@ class Place(NamedTuple):
         }
 
     def arm(
-        self, key: str, variant: Variant, forces: Forced, *, build: Build, role: Literal["run", "aa"] = "run"
+        self,
+        key: str,
+        variant: Variant,
+        forces: Forced,
+        *,
+        build: Build,
+        role: Role = "run",
     ) -> ArmSpec:
         engine, variables = self.engine, {**self.hardware.variables}
         if forces.async_scheduling is not None:
             engine["async_scheduling"] = forces.async_scheduling
         if forces.v1_runner and self.hardware.device == "cuda":
             variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        if forces.batch_invariant:
+            variables["VLLM_BATCH_INVARIANT"] = "1"
+        if role == "referee":
+            engine["dtype"] = "float32"
         return ArmSpec(
             key=prefix(build) + key,
             target=self.target.name,
@@ -124,6 +139,8 @@ class Place(NamedTuple):
             parts.append(f"async={'on' if forces.async_scheduling else 'off'}")
         if forces.v1_runner and self.hardware.device == "cuda":
             parts.append("v1")
+        if forces.batch_invariant:
+            parts.append("batch-invariant")
         return "no_sd" + (f"[{','.join(parts)}]" if parts else "")
 
 
@@ -143,7 +160,17 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
             found = tuple(units(index, arms, chosen, first=number == 0))
             used = tuple(arm for arm in arms if any(arm.key in unit.arms for unit in found))
             if used:  # an engine that no unit needs is not loaded
-                groups.append(Group(index=index, target=place.target, hardware=place.hardware, arms=used, units=found))
+                referee = place.arm(REFEREE, no_sd, Forced(), build="new", role="referee")
+                groups.append(
+                    Group(
+                        index=index,
+                        target=place.target,
+                        hardware=place.hardware,
+                        arms=used,
+                        units=found,
+                        referee=referee,
+                    )
+                )
     plan = Plan(study=study, cells=tuple(cells), groups=tuple(groups))
     check_limits(plan)
     return plan

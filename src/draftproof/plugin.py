@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()
 MARKERS = {
-    "sd_cells(*purposes, speculative=None)": "run once per cell of the study; what the test needs of the engine",
+    "sd_cells(*purposes, speculative=None, invariant=None)": "run once per cell of the study; what the test needs of the engine",
     "cpu": "cells for machines without a GPU",
     "h100": "cells for H100 GPUs",
     "h100x4": "cells for four H100 GPUs",
@@ -127,10 +127,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     session = sd_session(metafunc.config)
     marker = metafunc.definition.get_closest_marker("sd_cells")
-    speculative = marker.kwargs.get("speculative") if marker else None
+    wanted = marker.kwargs if marker else {}
     params = []
     for cell in session.cells:
-        if speculative is not None and session.catalog.variants[cell.variant].speculative != speculative:
+        variant = session.catalog.variants[cell.variant]
+        traits = {"speculative": variant.speculative, "invariant": bool(variant.plain)}
+        if any(traits[name] != value for name, value in wanted.items()):
             continue
         names = list(session.catalog.hardware[cell.hardware].markers)
         if session.study.nightly:

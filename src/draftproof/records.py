@@ -44,6 +44,10 @@ class SessionLine(Line, frozen=True, kw_only=True, tag="session"):
     gpu_state: list[dict[str, Any]]
 
 
+Role = Literal["run", "aa", "referee"]
+"""What an arm is there for: figures; the A/A twin of no-SD; scoring in float32."""
+
+
 class ArmLine(Line, frozen=True, kw_only=True, tag="arm"):
     """A started engine process: what it is and what vLLM made of its configuration."""
 
@@ -52,7 +56,7 @@ class ArmLine(Line, frozen=True, kw_only=True, tag="arm"):
     arm: str
     target: str
     variant: str
-    role: Literal["run", "aa"]
+    role: Role
     build: Literal["new", "base"]
     target_sha256: str | None
     """Of the target's weights, where the catalog knows it."""
@@ -61,6 +65,8 @@ class ArmLine(Line, frozen=True, kw_only=True, tag="arm"):
     resolved: dict[str, Any]
     speculative_config: dict[str, Any]
     config_sha256: str
+    control: str = ""
+    """Kind of its control proposer; empty without one."""
 
 
 class WorkloadLine(Line, frozen=True, kw_only=True, tag="workload"):
@@ -102,6 +108,10 @@ class UnitLine(Line, frozen=True, kw_only=True):
         return UnitKey(self.group, self.target, self.workload, self.batch_size)
 
 
+Axis = Literal["order", "copies"]
+"""What is unlike a ``speed`` block in a block of the noise floor: the same prompts in reverse order; copies of one."""
+
+
 class DraftTally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Draft tokens that were proposed in one block, those that were never verified included."""
 
@@ -133,6 +143,8 @@ class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
     """Of ``stages`` blocks with speculation."""
     draft_tally_reason: str = ""
     """Why such a block has none: ``needs ...; found ...; enable with ...``."""
+    axis: Axis | None = None
+    """Of ``trace`` blocks."""
 
 
 class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):
@@ -142,6 +154,7 @@ class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):
     arms: list[str]
     prompt_ids: list[str]
     part: str
+    axis: Axis | None = None
 
 
 class FailureLine(Line, frozen=True, kw_only=True, tag="failure"):
@@ -169,20 +182,34 @@ class ScoreLine(UnitLine, frozen=True, kw_only=True, tag="score"):
     tokens: tuple[int, int]
     """The no-SD arm's token, the other arm's token."""
     texts: tuple[str, str]
-    best_logprob: float
+    best_logprob: float | None
+    """None: not a finite number."""
     logprobs: tuple[float | None, float | None]
     """None: not among the 20 best."""
+    before: str = ""
+    """The end of the text up to the difference."""
+    after: tuple[str, str] = ("", "")
+    """How no-SD and the other arm go on, the two tokens included."""
+    by: Literal["engine", "referee"] = "engine"
+    """The no-SD arm in its own precision, or the float32 referee."""
 
 
 class NoiseLine(UnitLine, frozen=True, kw_only=True, tag="noise"):
-    """How much the number of rows alone moved the gap between two tokens, on the no-SD arm."""
+    """How far the engine's gap between a position's two best tokens lies from the float32 referee's, on no-SD's text.
+    """
 
     arm: str
     positions: int
     width_nats: float
-    """Largest difference seen."""
+    """Largest difference seen, whether the engine decoded (one row a request) or read the text as a prompt."""
     largest_nats: list[float]
-    """The ten largest, falling."""
+    """The ten largest, falling; a position counts once, with the larger of its two differences."""
+    rows_nats: float = 0.0
+    """Largest difference between the engine's own two ways: what the number of rows alone moves."""
+    unscored: int = 0
+    """Further positions one of whose tokens is not among the 20 best of a pass: they say nothing of the width."""
+    not_finite: int = 0
+    """Further positions whose gap is not a finite number in some pass: a broken model."""
 
 
 class GroupLine(Line, frozen=True, kw_only=True, tag="group"):
@@ -341,7 +368,7 @@ class RunFolder:
         header = self.header()
         lines, torn = read_lines(self.path / "records.jsonl")
         rotations = [line for line in lines if isinstance(line, RotationLine)]
-        closed = {(line.unit, line.rotation, line.purpose, line.session) for line in rotations}
+        closed = {(line.unit, line.rotation, line.purpose, line.axis, line.session) for line in rotations}
         return RunData(
             header=header,
             sessions=[line for line in lines if isinstance(line, SessionLine)],
@@ -351,7 +378,8 @@ class RunFolder:
             blocks=[
                 line
                 for line in lines
-                if isinstance(line, BlockLine) and (line.unit, line.rotation, line.purpose, line.session) in closed
+                if isinstance(line, BlockLine)
+                and (line.unit, line.rotation, line.purpose, line.axis, line.session) in closed
             ],
             failures=[line for line in lines if isinstance(line, FailureLine)],
             scores=[line for line in lines if isinstance(line, ScoreLine)],

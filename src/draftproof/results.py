@@ -7,56 +7,33 @@ from typing import Any
 import msgspec
 
 from draftproof import gate, tables
-from draftproof.analysis import tokendiff
 from draftproof.analysis.acceptance import Acceptance, acceptance_of, soundness
 from draftproof.analysis.health import DraftHealth, draft_invariants, one_token_alarms, step_invariants, tally_gap
 from draftproof.analysis.held import unlike
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stages import StageSums, sum_stages
-from draftproof.analysis.stats import Ratio, paired_ratio, wilson
-from draftproof.analysis.tokendiff import Comparison
-from draftproof.gate import Judgement
-from draftproof.plan import AA, is_no_sd
+from draftproof.analysis.stats import Ratio, paired_ratio
+from draftproof.determinism import (
+    LengthTable,
+    Sameness,
+    UnitFloor,
+    compare,
+    length_tables,
+    near_tie_excesses,
+    unit_floors,
+)
+from draftproof.gate import Excess, Judgement
+from draftproof.plan import AA
 from draftproof.records import (
     ArmLine,
     BlockLine,
     FailureLine,
     NoiseLine,
-    Output,
-    RotationLine,
-    RunData,
     RunFolder,
     UnitKey,
 )
+from draftproof.runview import Placed, View
 from draftproof.spec import Cell, Threshold
-
-
-class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reference does against itself on the same prompts."""
-
-    requests: int
-    repeat_identical: int
-    """no-SD's first pass against its second, one process."""
-    aa_identical: int | None
-    """no-SD against a second no-SD process; None without one."""
-    variant_repeat_identical: int
-    """The variant's first pass against its second."""
-
-
-class Sameness(msgspec.Struct, frozen=True, kw_only=True):
-    """Outputs of a variant against no-SD, request by request."""
-
-    requests: int
-    identical: int
-    share: float
-    share_low: float
-    share_high: float
-    """Wilson interval over requests."""
-    causes: dict[str, int]
-    limit_nats: float
-    """A first difference within this gap is a near tie."""
-    differences: list[Comparison]
-    floor: Floor
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +88,9 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     partial: str
     cells: list[CellResult]
     aa: list[AaResult]
+    floors: list[UnitFloor]
+    lengths: list[LengthTable]
+    """Where EOS ended the requests."""
     noise: list[NoiseLine]
     arms: list[ArmLine]
     skipped: dict[str, str]
@@ -125,11 +105,17 @@ def analyse(
     data = folder.read()
     parts = {line.part for line in data.rotations}
     view = View(data, tables.read_outputs(folder.path, parts), tables.read_steps(folder.path, parts))
-    cells = [
-        cell_result(view, cell, build, thresholds.get(cell.hardware, []))
+    places = [
+        view.place(cell, build)
         for cell in data.header.cells
         for build in data.header.builds
         if cell.id not in (skipped or {})
+    ]
+    compared = [(place, sameness_of(view, place, thresholds.get(place.cell.hardware, []))) for place in places]
+    excesses = near_tie_excesses(compared, thresholds)
+    cells = [
+        cell_result(view, place, same, excesses.get(place.name), thresholds.get(place.cell.hardware, []))
+        for place, same in compared
     ]
     notes = []
     if data.torn:
@@ -149,6 +135,8 @@ def analyse(
         partial=data.header.partial,
         cells=cells,
         aa=aa_results(view),
+        floors=unit_floors(view),
+        lengths=length_tables(view, places),
         noise=data.noise,
         arms=data.arms,
         skipped=skipped or {},
@@ -156,65 +144,26 @@ def analyse(
     )
 
 
-class View:
-    """Look-ups over one run's records."""
-
-    def __init__(
-        self,
-        data: RunData,
-        outputs: dict[tuple[str, str, int], list[Output]],
-        steps: dict[tuple[str, str], list[dict[str, Any]]],
-    ) -> None:
-        self.data = data
-        self.outputs = outputs
-        self.steps = steps
-
-    def arm_of(self, cell: Cell, build: str) -> ArmLine | None:
-        return next(
-            (
-                arm
-                for arm in self.data.arms
-                if (arm.target, arm.variant, arm.build, arm.role) == (cell.target, cell.variant, build, "run")
-            ),
-            None,
-        )
-
-    def unit(self, cell: Cell, arm: ArmLine) -> UnitKey:
-        return UnitKey(arm.group, cell.target, cell.workload, cell.batch_size)
-
-    def base_of(self, arm: ArmLine, build: str) -> ArmLine | None:
-        """The no-SD arm that was alive together with this one."""
-        return next(
-            (
-                other
-                for other in self.data.arms
-                if (other.group, other.variant, other.build, other.role) == (arm.group, "no_sd", build, "run")
-            ),
-            None,
-        )
-
-    def noise_width(self, target: str) -> float | None:
-        """Most that the number of rows alone changed a gap between two tokens in this run; None: not measured."""
-        return max((line.width_nats for line in self.data.noise if line.target == target), default=None)
-
-    def missing_base(self, arm: ArmLine | None, build: str) -> str:
-        """Key of the no-SD arm that should have been there: the one that failed to start beside `arm`."""
-        own = "base:" if build == "base" else ""
-        failed = [f.arm for f in self.data.failures if f.workload is None and (arm is None or f.group == arm.group)]
-        return next((key for key in failed if is_no_sd(key) and key.startswith("base:") == bool(own)), f"{own}no_sd")
-
-    def rotations(self, unit: UnitKey, purpose: str) -> list[RotationLine]:
-        return [line for line in self.data.rotations if line.unit == unit and line.purpose == purpose]
-
-    def blocks(self, unit: UnitKey, arm: str, purpose: str) -> list[BlockLine]:
-        return [b for b in self.data.blocks if b.unit == unit and b.arm == arm and b.purpose == purpose]
+def sameness_of(view: View, place: Placed, limits: list[Threshold]) -> Sameness | None:
+    """A speculative cell's outputs against no-SD's; None where there are none."""
+    if place.unit is None or not place.speculative:
+        return None
+    width = view.noise_width(place.cell.target)
+    cap = gate.noise_cap(limits)
+    return compare(
+        view,
+        place.unit,
+        place.key,
+        place.base_key,
+        gate.tie_limit(limits, width, place.cell),
+        noise_is_told=width is None or cap is None or width <= cap,
+    )
 
 
-def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> CellResult:
-    arm = view.arm_of(cell, build)
-    key = arm.arm if arm else ("base:" if build == "base" else "") + cell.variant
-    base = view.base_of(arm, build) if arm else None
-    base_key = base.arm if base else view.missing_base(arm, build)
+def cell_result(
+    view: View, place: Placed, sameness: Sameness | None, excess: Excess | None, limits: list[Threshold]
+) -> CellResult:
+    cell, key, base_key, unit = place.cell, place.key, place.base_key, place.unit
     failures = [
         f
         for f in view.data.failures
@@ -223,15 +172,13 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         and f.workload in (None, cell.workload)
         and f.batch_size in (None, cell.batch_size)
     ]
-    unit = view.unit(cell, arm) if arm else None
-    speculative = key != base_key
     blocks = view.blocks(unit, key, "speed") if unit else []
     problems: list[str] = []
-    pairs = speed_pairs(view.data.blocks, unit, key, base_key) if unit and speculative else []
+    pairs = speed_pairs(view.data.blocks, unit, key, base_key) if unit and place.speculative else []
     speedup = build_ratio = None
     try:
         speedup = paired_ratio(pairs)
-        if unit and arm and len(view.data.header.builds) > 1 and build == "new":
+        if unit and len(view.data.header.builds) > 1 and place.build == "new":
             build_ratio = paired_ratio(speed_pairs(view.data.blocks, unit, key, f"base:{key}"))
     except ValueError as error:
         problems.append(str(error))
@@ -246,27 +193,11 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         line = next(r for r in view.rotations(block.unit, "speed") if r.rotation == block.rotation)
         block_outputs = view.outputs.get((line.part, key, block.pass_index), [])
         problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
-    health = draft_health(view, unit, arm, failures) if unit and arm and speculative else None
-    width = view.noise_width(cell.target)
-    cap = gate.noise_cap(limits)
-    sameness = (
-        compare(
-            view,
-            unit,
-            key,
-            base_key,
-            gate.tie_limit(limits, width),
-            noise_is_told=width is None or cap is None or width <= cap,
-        )
-        if unit and speculative
-        else None
-    )
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
-    differing = unlike(base, arm) if arm and base and speculative else []
-    throughput = gate.judge_throughput(cell, speedup, limits, failures, differing, needs_speedup=speculative)
+    differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
     return CellResult(
         cell=cell,
-        build=build,
+        build=place.build,
         arm=key,
         base_arm=base_key,
         pairs=len(pairs),
@@ -274,15 +205,25 @@ def cell_result(view: View, cell: Cell, build: str, limits: list[Threshold]) -> 
         base_tokens_per_s=rate(view.blocks(unit, base_key, "speed")) if unit else None,
         speedup=speedup,
         build_ratio=build_ratio,
-        acceptance=acceptance_of(blocks, spec_outputs) if speculative else None,
+        acceptance=acceptance_of(blocks, spec_outputs) if place.speculative else None,
         sameness=sameness,
         stages=stages,
         stage_rounds=rounds,
         problems=problems,
-        health=health,
+        health=draft_health(view, unit, place.arm, failures) if unit and place.arm and place.speculative else None,
         failures=failures,
-        throughput=throughput,
-        determinism=gate.judge_determinism(sameness.causes if sameness else {}, failures, differing),
+        throughput=gate.judge_throughput(
+            cell, speedup, limits, failures, differing, needs_speedup=place.speculative
+        ),
+        determinism=gate.judge_determinism(
+            cell,
+            sameness.causes if sameness else {},
+            limits,
+            failures,
+            differing,
+            garbage=sameness.garbage if sameness else "",
+            excess=excess,
+        ),
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
     )
 
@@ -314,88 +255,6 @@ def rate(blocks: list[BlockLine]) -> float | None:
     """Total output tokens over total seconds."""
     seconds = sum(block.seconds for block in blocks)
     return sum(block.output_tokens for block in blocks) / seconds if seconds > 0 else None
-
-
-def compare(
-    view: View, unit: UnitKey, key: str, base_key: str, limit_nats: float, *, noise_is_told: bool
-) -> Sameness | None:
-    """Every request of every rotation: the variant's first pass against no-SD's first pass.
-
-    `noise_is_told`: False where the measured noise is so wide that no difference can be told from a tie.
-    """
-    scores = {(s.rotation, s.request): s for s in view.data.scores if (s.unit, s.arm) == (unit, key)}
-    comparisons: list[Comparison] = []
-    repeat = aa = variant_repeat = 0
-    has_aa = False
-    for line in view.rotations(unit, "speed"):
-        reference = view.outputs.get((line.part, base_key, 0))
-        other = view.outputs.get((line.part, key, 0))
-        if reference is None or other is None:
-            continue
-        found = tokendiff.first_differences(ids(reference), ids(other))
-        again = tokendiff.first_differences(ids(reference), ids(view.outputs[line.part, base_key, 1]))
-        own = tokendiff.first_differences(ids(other), ids(view.outputs[line.part, key, 1]))
-        twin = view.outputs.get((line.part, base_key + AA, 0))
-        twin_found = tokendiff.first_differences(ids(reference), ids(twin)) if twin else None
-        for index, position in enumerate(found):
-            repeats = again[index] is None and (twin_found is None or twin_found[index] is None)
-            score = scores.get((line.rotation, index))
-            gap = tokendiff.gap_to_best(score.best_logprob, score.logprobs) if score else None
-            comparisons.append(
-                Comparison(
-                    rotation=line.rotation,
-                    request=index,
-                    prompt_id=line.prompt_ids[index],
-                    position=position,
-                    tokens_at_risk=len(reference[index].token_ids) if position is None else position + 1,
-                    cause=tokendiff.cause_of(
-                        position,
-                        gap,
-                        limit_nats=limit_nats,
-                        reference_repeats=repeats and noise_is_told,
-                        scored=score is not None or ends_early(position, reference[index], other[index]),
-                    ),
-                    gap_nats=gap,
-                    texts=score.texts if score else None,
-                )
-            )
-            repeat += again[index] is None
-            variant_repeat += own[index] is None
-            if twin_found is not None:
-                has_aa = True
-                aa += twin_found[index] is None
-    if not comparisons:
-        return None
-    identical = sum(comparison.position is None for comparison in comparisons)
-    low, high = wilson(identical, len(comparisons))
-    causes: dict[str, int] = {}
-    for comparison in comparisons:
-        causes[comparison.cause] = causes.get(comparison.cause, 0) + 1
-    return Sameness(
-        requests=len(comparisons),
-        identical=identical,
-        share=identical / len(comparisons),
-        share_low=low,
-        share_high=high,
-        causes=causes,
-        limit_nats=limit_nats,
-        differences=[c for c in comparisons if c.position is not None],
-        floor=Floor(
-            requests=len(comparisons),
-            repeat_identical=repeat,
-            aa_identical=aa if has_aa else None,
-            variant_repeat_identical=variant_repeat,
-        ),
-    )
-
-
-def ends_early(position: int | None, left: Output, right: Output) -> bool:
-    """Whether one output merely stops where the other goes on: there is no second token to score."""
-    return position is not None and position >= min(len(left.token_ids), len(right.token_ids))
-
-
-def ids(outputs: list[Output]) -> list[list[int]]:
-    return [output.token_ids for output in outputs]
 
 
 def stage_rounds(view: View, unit: UnitKey, key: str) -> tuple[list[dict[str, float]], StageSums | None]:

@@ -29,7 +29,7 @@ from draftproof.plan import (
     references,
     speculative_config,
 )
-from draftproof.records import ArmLine, BlockLine, RotationLine, RunFolder, SessionLine, WorkloadLine
+from draftproof.records import ArmLine, Axis, BlockLine, RotationLine, RunFolder, SessionLine, WorkloadLine
 from draftproof.referee import Referee
 from draftproof.spec import Purpose, Target, Variant, Workload, digest
 from draftproof.workloads import LoadedWorkload, deal
@@ -107,17 +107,16 @@ class Runner:
             if arms.any_alive():
                 names = dict.fromkeys(unit.key.workload for unit in group.units)
                 prompts = {name: self._tokenize(group, arms, name) for name in names}
-                counter = Counter(group, self.ledger, purposes, study.rotations, study.stage_blocks, self.progress)
+                counter = Counter(group, self.ledger, purposes, study, self.progress)
                 self._warm_up(group, arms, prompts)
                 if "speed" in purposes:
                     self._speed(group, arms, prompts, counter)
                 if "stages" in purposes:
                     self._stages(group, arms, prompts, counter)
                 if "trace" in purposes:
-                    self.progress.say("scoring first differences")
-                    referee = Referee(group, self.ledger, arms)
-                    referee.score_differences()
-                    referee.measure_noise(lambda unit, rotation: token_ids(self._prompt_set(unit, prompts, rotation)))
+                    self._floor(group, arms, prompts)
+                    referee = Referee(group, self.ledger, arms, self.progress)
+                    referee.judge(lambda unit, rotation: token_ids(self._prompt_set(unit, prompts, rotation)))
             self.ledger.close(group.index, purposes)
         finally:
             arms.close()
@@ -157,6 +156,7 @@ class Runner:
             resolved=arm.facts.resolved,
             speculative_config=public,
             config_sha256=digest(arm.facts.resolved),
+            control=variant.control.kind if variant.control else "",
         )
         self._check_unchanged(arm, line)
         self.ledger.add(line)
@@ -261,7 +261,14 @@ class Runner:
                     arms.fail(key, unit, "speed", error)
 
     def _request(
-        self, unit: Unit, chosen: list[Prompt], rotation: int, pass_index: int, purpose: Purpose, output_tokens: int
+        self,
+        unit: Unit,
+        chosen: list[Prompt],
+        rotation: int,
+        pass_index: int,
+        purpose: Purpose,
+        output_tokens: int,
+        axis: Axis | None = None,
     ) -> BlockRequest:
         study = self.plan.study
         return BlockRequest(
@@ -273,6 +280,7 @@ class Runner:
             sampling=study.sampling,
             output_tokens=output_tokens,
             ignore_eos=study.ignore_eos,
+            axis=axis,
         )
 
     def _speed(self, group: Group, arms: LiveArms, prompts: Prompts, counter: Counter) -> None:
@@ -280,14 +288,15 @@ class Runner:
 
         What claims to be faster is judged: it is the first to be repeated.
         """
-        study = self.plan.study
+        ranges = {unit.key: self.plan.study.rotations_of(unit.key.batch_size) for unit in group.units}
+        everywhere = range(max(most for _, most in ranges.values()))
         claiming = [unit for unit in group.units if any(cell.claims_speedup for cell in unit.cells)]
-        repeats = range(study.rotations, study.max_rotations)
-        for rotations, units in ((range(study.rotations), group.units), (repeats, claiming), (repeats, group.units)):
-            for rotation, unit in itertools.product(rotations, units):
-                if rotation in self.ledger.done(unit.key, "speed"):
+        for repeats, units in ((False, group.units), (True, claiming), (True, group.units)):
+            for rotation, unit in itertools.product(everywhere, units):
+                least, most = ranges[unit.key]
+                if rotation not in range(least, most) if repeats else rotation >= least:
                     continue
-                if rotation in repeats and not self._goes_on(unit):
+                if rotation in self.ledger.done(unit.key, "speed") or (repeats and not self._goes_on(unit)):
                     continue
                 self._rotate(
                     group, unit, arms, prompts, rotation, "speed", unit.cells[0].output_tokens, (0, 1), counter
@@ -316,6 +325,26 @@ class Runner:
                 if rotation not in self.ledger.done(unit.key, "stages"):
                     tokens = min(self.plan.study.stage_output_tokens, unit.cells[0].output_tokens)
                     self._rotate(group, unit, arms, prompts, rotation, "stages", tokens, (0,), counter)
+
+    def _floor(self, group: Group, arms: LiveArms, prompts: Prompts) -> None:
+        """What order and company alone change: no-SD on the prompt sets of its first rotations, otherwise arranged."""
+        axes: tuple[Axis, ...] = ("order", "copies")
+        for rotation, unit, axis in itertools.product(range(self.plan.study.floor_rotations), group.units, axes):
+            known = self.ledger.done(unit.key, "trace", axis)
+            if unit.key.batch_size == 1 or rotation in known or rotation not in self.ledger.done(unit.key, "speed"):
+                continue
+            self.progress.say(f"noise floor: {axis} of {unit.key.workload} b{unit.key.batch_size}")
+            chosen = self._prompt_set(unit, prompts, rotation)
+            chosen = chosen[::-1] if axis == "order" else chosen[:1] * len(chosen)
+            tokens = unit.cells[0].output_tokens
+            key = unit.arms[0]
+            request = self._request(unit, chosen, rotation, 0, "trace", tokens, axis)
+            try:
+                result = arms.get(key).run(request)
+            except EngineError as error:
+                arms.fail(key, unit, "trace", error)
+                return
+            self._record(request, chosen, [(self._block(key, 0, request, result), result)])
 
     def _rotate(
         self,
@@ -356,18 +385,25 @@ class Runner:
         if not complete:
             return
         kept = [results[key, index] for index in passes for key in (complete if index == 0 else reversed(complete))]
+        self._record(self._request(unit, chosen, rotation, 0, purpose, output_tokens), chosen, kept)
+
+    def _record(self, request: BlockRequest, chosen: list[Prompt], kept: list[tuple[BlockLine, BlockResult]]) -> None:
+        """Record the blocks of one rotation; `request`: of any of them."""
+        unit = request.unit
+        axis = f"-{request.axis}" if request.axis else ""
         self.ledger.add_rotation(
             RotationLine(
                 session=self.ledger.session,
-                group=group.index,
-                target=unit.key.target,
-                workload=unit.key.workload,
-                batch_size=unit.key.batch_size,
-                rotation=rotation,
-                purpose=purpose,
-                arms=complete,
+                group=unit.group,
+                target=unit.target,
+                workload=unit.workload,
+                batch_size=unit.batch_size,
+                rotation=request.rotation,
+                purpose=request.purpose,
+                arms=list(dict.fromkeys(block.arm for block, _ in kept)),
                 prompt_ids=[prompt.id for prompt in chosen],
-                part=f"g{group.index}-{unit.key.workload}-b{unit.key.batch_size}-r{rotation:04d}-{purpose}",
+                part=f"g{unit.group}-{unit.workload}-b{unit.batch_size}-r{request.rotation:04d}-{request.purpose}{axis}",
+                axis=request.axis,
             ),
             [block for block, _ in kept],
             [result.outputs for _, result in kept],
@@ -392,6 +428,7 @@ class Runner:
             output_tokens=sum(len(output.token_ids) for output in result.outputs),
             draft_tally=result.draft_tally,
             draft_tally_reason=result.draft_tally_reason,
+            axis=request.axis,
             **result.counters,
         )
 

@@ -84,7 +84,13 @@ class Session:
         """Why this machine cannot run the cell, else None. Records can be replayed anywhere."""
         if self.options.engine == "replay":
             return None
-        return missing(self.catalog.get("hardware", cell.hardware), detect_machine())
+        hardware = self.catalog.get("hardware", cell.hardware)
+        if self.catalog.variants[cell.variant].forces.batch_invariant and not hardware.batch_invariant:
+            return (
+                f"needs hardware for which vLLM has batch-invariant kernels; found {hardware.name!r}, whose entry says "
+                "batch_invariant = false; enable with a GPU that vLLM's documentation of VLLM_BATCH_INVARIANT lists"
+            )
+        return missing(hardware, detect_machine())
 
     # -- running -----------------------------------------------------------------------------------------------------
 

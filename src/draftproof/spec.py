@@ -79,6 +79,8 @@ class Forced(Entry, frozen=True, kw_only=True):
 
     async_scheduling: bool | None = None
     v1_runner: bool | None = None
+    batch_invariant: bool | None = None
+    """vLLM's ``VLLM_BATCH_INVARIANT``, on hardware whose entry has it."""
 
 
 class Control(Entry, frozen=True, kw_only=True):
@@ -98,7 +100,7 @@ class Variant(Entry, frozen=True, kw_only=True):
 
     name: str
     title: str
-    method: str
+    method: str = ""
     k: int | None = None
     """Draft tokens per step, bonus not counted (vLLM's ``num_speculative_tokens``)."""
     options: dict[str, Any] = {}
@@ -110,9 +112,16 @@ class Variant(Entry, frozen=True, kw_only=True):
     """Present for vLLM's ``custom_class`` method with a control proposer."""
     expected_acceptance: ExpectedAcceptance | None = None
     """For methods without drafters, and for drafters that state none; absent: strictly between 1 and k + 1."""
+    plain: str = ""
+    """Of a variant that forces batch invariance: the variant that it is otherwise; the catalog fills in the rest."""
     source: str = ""
 
     def __post_init__(self) -> None:
+        invariant = bool(self.forces.batch_invariant)
+        require(bool(self.plain) == invariant, "plain", "given exactly with forces.batch_invariant", self.plain)
+        if not self.method:
+            require(invariant, "method", "vLLM's name of a method", self.method)
+            return
         if self.method == NO_SD:
             require(self.k is None, "k", "absent without speculative decoding", self.k)
         else:
@@ -123,6 +132,13 @@ class Variant(Entry, frozen=True, kw_only=True):
             if expected is not None:
                 require(self.k is not None, "expected_acceptance", "absent without speculative decoding", expected)
                 expected.check_within(self.k or 0)
+
+    def as_invariant_of(self, plain: Variant) -> Variant:
+        """The plain variant with this one's name, and with batch-invariant kernels forced."""
+        forces = msgspec.structs.replace(plain.forces, batch_invariant=True)
+        return msgspec.structs.replace(
+            plain, name=self.name, title=self.title, plain=plain.name, forces=forces, source=self.source
+        )
 
     def expected_for(self, target: str) -> ExpectedAcceptance | None:
         """What the drafter for this target, else the variant, expects; None: the open range from 1 to k + 1."""
@@ -293,6 +309,8 @@ class Hardware(Entry, frozen=True, kw_only=True):
     engine: dict[str, Any] = {}
     variables: dict[str, str] = {}
     """Environment variables of every arm."""
+    batch_invariant: bool = False
+    """Whether vLLM has batch-invariant kernels for it."""
     preload: list[str] = []
     """File names of shared libraries for LD_PRELOAD; those that are absent are left out and so recorded."""
 
@@ -349,12 +367,17 @@ class Study(Entry, frozen=True, kw_only=True):
     rotations: int = 3
     """Rotations that every (workload, batch size) gets."""
     max_rotations: int = 3
+    requests: int | None = None
+    """Instead of both: each batch size gets the rotations that hold this many requests. With multiples of all batch
+    sizes, up to the number of prompts, all batch sizes then run the same prompts once."""
     budget_s: float = 3600.0
     """Beyond `rotations`, repeats go on until the intervals are narrow or these seconds are spent."""
     half_width: float = 0.05
     """Narrow enough: half of the speedup's 95 % interval, as a fraction of the speedup."""
     stage_output_tokens: int = 32
     stage_blocks: int = 1
+    floor_rotations: int = 0
+    """Rotations whose prompt sets no-SD runs twice more: in another order, and as copies of one prompt."""
     aa: bool = True
     """Run a second no-SD process in the same rotations: the run's own noise."""
     nightly: bool = False
@@ -369,6 +392,15 @@ class Study(Entry, frozen=True, kw_only=True):
         require(self.num_prompts is None or self.num_prompts >= 1, "num_prompts", "at least 1", self.num_prompts)
         require(self.rotations >= 2, "rotations", "at least 2 (one pair has no interval)", self.rotations)
         require(self.max_rotations >= self.rotations, "max_rotations", "at least rotations", self.max_rotations)
+        require(self.requests is None or self.requests >= 1, "requests", "at least 1", self.requests)
+        require(self.floor_rotations >= 0, "floor_rotations", "at least 0", self.floor_rotations)
+
+    def rotations_of(self, batch_size: int) -> tuple[int, int]:
+        """Least and most rotations of a unit of this batch size."""
+        if self.requests is None:
+            return self.rotations, self.max_rotations
+        whole = -(-self.requests // batch_size)
+        return whole, whole
 
 
 class Threshold(Entry, frozen=True, kw_only=True):

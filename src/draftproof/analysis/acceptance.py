@@ -86,3 +86,27 @@ def soundness(block: BlockLine, outputs: Sequence[Output], expected_tokens: int 
         (not odd, f"requests {odd} are not {expected_tokens} tokens long though EOS is ignored"),
     ]
     return [f"{place(block)}: {text}" for holds, text in rules if not holds]
+
+
+class AcceptanceRepeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Acceptance of the same requests in two passes, where the text is the same."""
+
+    requests: int
+    """That wrote the same token ids in both passes."""
+    differing: int
+    """Of these, those whose steps accepted or drafted otherwise."""
+    steps: tuple[int, int]
+    """Engine steps of the differing requests in each pass: what it means for throughput."""
+
+
+def acceptance_repeat(pairs: Sequence[tuple[Output, Output]]) -> AcceptanceRepeat:
+    """Compare a request's two outputs, pair by pair."""
+    same = [(left, right) for left, right in pairs if left.token_ids == right.token_ids]
+    differing = [
+        (left, right) for left, right in same if (left.accepted, left.drafted) != (right.accepted, right.drafted)
+    ]
+    return AcceptanceRepeat(
+        requests=len(same),
+        differing=len(differing),
+        steps=(sum(engine_steps(left) for left, _ in differing), sum(engine_steps(right) for _, right in differing)),
+    )

@@ -29,8 +29,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Positions compared up to and including the first difference."""
     cause: Cause
     gap_nats: float | None = None
-    """Larger distance of the two tokens to the best one; None: not scored, or not among the 20 best."""
+    """Larger distance of the two tokens to the referee's best; None: not scored, or not among the 20 best."""
     texts: tuple[str, str] | None = None
+    """The two tokens."""
+    before: str = ""
+    """The end of the text up to the difference."""
+    after: tuple[str, str] = ("", "")
+    """How the two outputs go on, the two tokens included."""
 
 
 def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from draftproof.errors import unknown
 from draftproof.plan import ArmSpec
-from draftproof.records import DraftTally, Output, UnitKey
+from draftproof.records import Axis, DraftTally, Output, UnitKey
 from draftproof.spec import Control, Hardware, Purpose, Sampling
 
 
@@ -44,6 +44,8 @@ class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For a control proposer: the output that it takes for granted, prompt by prompt; empty: it drafts nothing."""
     seed: int | None = None
     """Of each request's sampling; None: the engine's own stream."""
+    axis: Axis | None = None
+    """Of blocks of the noise floor."""
 
 
 class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,23 +87,38 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     prefix: list[int]
     pair: tuple[int, int]
+    after: tuple[list[int], list[int]] = ([], [])
+    """How both outputs go on, the pair included: only to be shown as text."""
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Log-probabilities of the best token and of the pair (None: not among the 20 best), and the pair's texts."""
+    """Log-probabilities of the best token and of the pair (None: not among the 20 best, or not finite), and texts."""
 
-    best: float
+    best: float | None
     pair: tuple[float | None, float | None]
     texts: tuple[str, str]
+    before: str = ""
+    after: tuple[str, str] = ("", "")
 
 
 class NoiseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch on which to measure how much the number of rows alone moves the gap between two tokens."""
+    """One batch on whose continuation the gaps between two tokens are measured."""
 
     unit: UnitKey
     rotation: int
     prompts: list[list[int]]
     output_tokens: int
+
+
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine wrote after a prompt, and how sure it was: at each position its two best tokens and their gap."""
+
+    prompt: list[int]
+    output: list[int]
+    pairs: list[tuple[int, int]]
+    """One pair a position of the output."""
+    gaps_nats: list[float]
+    """Log-probability of the first of the pair less that of the second, one a position; NaN from a broken model."""
 
 
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +140,14 @@ class LiveArm(Protocol):
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]: ...
 
-    def noise(self, request: NoiseRequest) -> list[float]:
-        """|gap of the two best tokens while decoding - the same gap teacher-forced| in nats, by position."""
+    def decode_gaps(self, request: NoiseRequest) -> list[Continuation]:
+        """Write on after each prompt, greedily, one row a request and step."""
+
+    def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
+        """The gaps of the same pairs with the text given (one row a token, all at once); text by text.
+
+        None: one token of the pair is not among the 20 best here.
+        """
 
     def close(self) -> None: ...
 

@@ -9,6 +9,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    Continuation,
     NoiseRequest,
     Score,
     ScoreRequest,
@@ -17,7 +18,7 @@ from draftproof.engines import (
     TokenizeRequest,
 )
 from draftproof.errors import EngineError
-from draftproof.records import ArmLine, BlockLine, Output, RunFolder
+from draftproof.records import ArmLine, BlockLine, NoiseLine, Output, RunFolder
 
 
 class ReplayArm:
@@ -26,18 +27,19 @@ class ReplayArm:
     def __init__(self, source: ReplayEngine, line: ArmLine) -> None:
         self._source = source
         self._line = line
+        self._noise: NoiseLine | None = None
         self.facts = ArmFacts(
             load_s=line.load_s, environment=line.environment, resolved=line.resolved, stages_reason=""
         )
 
     def run(self, request: BlockRequest) -> BlockResult:
-        if request.purpose == "trace":  # the warm-up: nothing of it is recorded
+        if request.purpose == "trace" and request.axis is None:  # the warm-up: nothing of it is recorded
             return BlockResult(seconds=0.0, outputs=[], counters={})
-        key = (request.unit, request.rotation, request.pass_index, request.purpose, self._line.arm)
+        key = (request.unit, request.rotation, request.pass_index, request.purpose, request.axis, self._line.arm)
         block = self._source.blocks.get(key)
         if block is None:
             raise self._source.recorded_failure(self._line.arm, request)
-        part = self._source.parts[request.unit, request.rotation, request.purpose]
+        part = self._source.parts[request.unit, request.rotation, request.purpose, request.axis]
         return BlockResult(
             seconds=block.seconds,
             outputs=self._source.outputs[part, self._line.arm, request.pass_index],
@@ -63,21 +65,44 @@ class ReplayArm:
         return Tokenized(token_ids=rows, bos_token_id=None, tokenizer_sha256=line.tokenizer_sha256)
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
-        known = {(s.unit, s.rotation, s.arm, s.request, s.position): s for s in self._source.data.scores}
+        by = "referee" if self._line.role == "referee" else "engine"
+        known = {
+            (s.unit, s.rotation, s.arm, s.request, s.position): s for s in self._source.data.scores if s.by == by
+        }
         scores = []
         for request in requests:
             found = known.get((request.unit, request.rotation, request.arm, request.request, request.position))
             if found is None:
                 what = f"request {request.request} of {request.arm}"
                 raise EngineError("replay", f"the recorded run did not score {what}")
-            scores.append(Score(best=found.best_logprob, pair=found.logprobs, texts=found.texts))
+            scores.append(
+                Score(
+                    best=found.best_logprob,
+                    pair=found.logprobs,
+                    texts=found.texts,
+                    before=found.before,
+                    after=found.after,
+                )
+            )
         return scores
 
-    def noise(self, request: NoiseRequest) -> list[float]:
+    def decode_gaps(self, request: NoiseRequest) -> list[Continuation]:
+        """One text whose gaps differ from the referee's, here 0, as those of the recorded run did."""
         for line in self._source.data.noise:
             if (line.unit, line.rotation) == (request.unit, request.rotation):
-                return line.largest_nats + [0.0] * (line.positions - len(line.largest_nats))
+                self._noise = line
+                count = line.positions + line.unscored
+                gaps = line.largest_nats + [0.0] * (count - len(line.largest_nats))
+                return [Continuation(prompt=[], output=[0] * count, pairs=[(0, 1)] * count, gaps_nats=gaps)]
         raise EngineError("replay", f"the recorded run measured no noise for {request.unit.workload}")
+
+    def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
+        if self._line.role == "referee":
+            return [[0.0] * len(text.pairs) for text in texts]
+        (text,), line = texts, self._noise
+        assert line is not None, "continuations are asked for first"
+        known = text.gaps_nats[: line.positions]
+        return [[known[0] - line.rows_nats, *known[1:], *[None] * line.unscored] if known else [None] * line.unscored]
 
     def close(self) -> None:
         """Nothing to end."""
@@ -91,10 +116,10 @@ class ReplayEngine:
         self.data = folder.read()
         self.prompts = folder.prompts()
         self.blocks: dict[tuple[object, ...], BlockLine] = {
-            (block.unit, block.rotation, block.pass_index, block.purpose, block.arm): block
+            (block.unit, block.rotation, block.pass_index, block.purpose, block.axis, block.arm): block
             for block in self.data.blocks
         }
-        self.parts = {(line.unit, line.rotation, line.purpose): line.part for line in self.data.rotations}
+        self.parts = {(line.unit, line.rotation, line.purpose, line.axis): line.part for line in self.data.rotations}
         parts = set(self.parts.values())
         self.outputs: dict[tuple[str, str, int], list[Output]] = tables.read_outputs(path, parts)
         self.steps = tables.read_steps(path, parts)

@@ -19,6 +19,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    Continuation,
     NoiseRequest,
     Score,
     ScoreRequest,
@@ -206,15 +207,39 @@ class VllmArm:
             self._hardware.block_timeout_s,
             prefixes=[request.prefix for request in requests],
             pairs=[request.pair for request in requests],
+            after=[request.after for request in requests],
         )
-        return [Score(best=row["best"], pair=tuple(row["pair"]), texts=tuple(row["texts"])) for row in answer["scores"]]
+        return [
+            Score(
+                best=row["best"],
+                pair=tuple(row["pair"]),
+                texts=tuple(row["texts"]),
+                before=row["before"],
+                after=tuple(row["after"]),
+            )
+            for row in answer["scores"]
+        ]
 
-    def noise(self, request: NoiseRequest) -> list[float]:
+    def decode_gaps(self, request: NoiseRequest) -> list[Continuation]:
         answer = self._process.call(
-            "noise", self._hardware.block_timeout_s, prompts=request.prompts, tokens=request.output_tokens
+            "decode_gaps", self._hardware.block_timeout_s, prompts=request.prompts, tokens=request.output_tokens
         )
-        differences: list[float] = answer["differences_nats"]
-        return differences
+        return [
+            Continuation(
+                prompt=prompt,
+                output=row["output"],
+                pairs=[(first, second) for first, second in row["pairs"]],
+                gaps_nats=row["gaps_nats"],
+            )
+            for prompt, row in zip(request.prompts, answer["continuations"], strict=True)
+        ]
+
+    def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
+        answer = self._process.call(
+            "forced_gaps", self._hardware.block_timeout_s, texts=[msgspec.to_builtins(text) for text in texts]
+        )
+        gaps: list[list[float | None]] = answer["gaps_nats"]
+        return gaps
 
     def close(self) -> None:
         self._process.close()

@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import platform
 import queue
 import signal
@@ -47,8 +48,11 @@ else:
         load_beside, ("drafttally", "labels", "stageclock", "surroundings")
     )
 
+CONTEXT_TOKENS = 16
+"""Tokens before a difference that are shown as text."""
+
 NOISE_BATCH = 4
-"""Prompts that are scored together in `Arm.noise`."""
+"""Texts that are scored together in `Arm.forced_gaps`: all at once would hold every row's whole vocabulary."""
 
 # What `get_metrics` calls the speculative-decoding counters -> the name in our records.
 COUNTERS = {
@@ -57,6 +61,11 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
     "vllm:spec_decode_num_accepted_tokens_per_pos": "num_accepted_tokens_per_pos",
 }
+
+
+def finite(value: float | None) -> float | None:
+    """None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def read_counters(llm: Any) -> dict[str, Any]:
@@ -266,41 +275,55 @@ class Arm:
         tokenizer = self.llm.get_tokenizer()
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, ignore_eos=True)
         rows = []
-        for output, pair in zip(self.llm.generate(prompts, sampling, use_tqdm=False), request["pairs"], strict=True):
+        outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
+        for output, prefix, pair, after in zip(
+            outputs, request["prefixes"], request["pairs"], request["after"], strict=True
+        ):
             logprobs = {int(token): value.logprob for token, value in output.outputs[0].logprobs[0].items()}
             rows.append(
                 {
-                    "best": max(logprobs.values()),
-                    "pair": [logprobs.get(token) for token in pair],
+                    "best": finite(max(logprobs.values())),
+                    "pair": [finite(logprobs.get(token)) for token in pair],
                     "texts": [tokenizer.decode([token]) for token in pair],
+                    "before": tokenizer.decode(prefix[-CONTEXT_TOKENS:]),
+                    "after": [tokenizer.decode(tokens) for tokens in after],
                 }
             )
         return {"scores": rows}
 
-    def noise(self, request: dict[str, Any]) -> dict[str, Any]:
-        """How far this engine moves the gap between two tokens when only the number of rows changes.
-
-        Each position's two best tokens are taken while decoding (one row a request); the same text is then scored as a
-        prompt (many rows). Returns |gap while decoding - gap as a prompt| in nats, position by position where both
-        tokens are among the prompt's 20 best.
-        """
+    def decode_gaps(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A continuation of each prompt with its two best tokens and their gap in nats, position by position."""
         vllm = importlib.import_module("vllm")
-        prompts = request["prompts"]
-        decode = vllm.SamplingParams(temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2)
-        forced = vllm.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=20)
-        outputs = self.llm.generate([{"prompt_token_ids": row} for row in prompts], decode, use_tqdm=False)
-        differences = []
-        for start in range(0, len(prompts), NOISE_BATCH):  # all at once would hold every row's whole vocabulary
-            group = list(zip(prompts, outputs, strict=True))[start : start + NOISE_BATCH]
-            texts = [{"prompt_token_ids": [*prompt, *output.outputs[0].token_ids]} for prompt, output in group]
-            for (prompt, output), scored in zip(group, self.llm.generate(texts, forced, use_tqdm=False), strict=True):
-                for position, decoded in enumerate(output.outputs[0].logprobs):
-                    pair = sorted(decoded, key=lambda token: decoded[token].logprob, reverse=True)[:2]
-                    again = scored.prompt_logprobs[len(prompt) + position]
-                    if len(pair) == 2 and all(token in again for token in pair):
-                        gap = decoded[pair[0]].logprob - decoded[pair[1]].logprob
-                        differences.append(abs(gap - (again[pair[0]].logprob - again[pair[1]].logprob)))
-        return {"differences_nats": differences}
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2)
+        prompts = [{"prompt_token_ids": row} for row in request["prompts"]]
+        rows = []
+        for output in self.llm.generate(prompts, sampling, use_tqdm=False):
+            completion = output.outputs[0]
+            pairs, gaps = [], []
+            for decoded in completion.logprobs:
+                best, second = sorted(decoded, key=lambda token: decoded[token].logprob, reverse=True)[:2]
+                pairs.append([best, second])
+                gaps.append(decoded[best].logprob - decoded[second].logprob)
+            rows.append({"output": list(completion.token_ids), "pairs": pairs, "gaps_nats": gaps})
+        return {"continuations": rows}
+
+    def forced_gaps(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The gaps of given pairs, with the text read as a prompt; null where a token is not among the 20 best."""
+        vllm = importlib.import_module("vllm")
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=20)
+        texts = request["texts"]
+        rows = []
+        for start in range(0, len(texts), NOISE_BATCH):
+            batch = texts[start : start + NOISE_BATCH]
+            prompts = [{"prompt_token_ids": [*text["prompt"], *text["output"]]} for text in batch]
+            for text, scored in zip(batch, self.llm.generate(prompts, sampling, use_tqdm=False), strict=True):
+                gaps = []
+                for place, (first, second) in enumerate(text["pairs"], start=len(text["prompt"])):
+                    known = scored.prompt_logprobs[place]
+                    both = first in known and second in known
+                    gaps.append(known[first].logprob - known[second].logprob if both else None)
+                rows.append(gaps)
+        return {"gaps_nats": rows}
 
 
 class ArmError(Exception):
@@ -345,7 +368,14 @@ def serve(source: Any, sink: Any) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     arm = Arm()
-    operations = {"load": arm.load, "run": arm.run, "tokenize": arm.tokenize, "score": arm.score, "noise": arm.noise}
+    operations = {
+        "load": arm.load,
+        "run": arm.run,
+        "tokenize": arm.tokenize,
+        "score": arm.score,
+        "decode_gaps": arm.decode_gaps,
+        "forced_gaps": arm.forced_gaps,
+    }
     while True:
         request = requests.get()
         try:

@@ -1,0 +1,434 @@
+"""From a run's records to what is said of its outputs: differences and their causes, floors, repeats, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from draftproof import gate
+from draftproof.analysis import tokendiff
+from draftproof.analysis.acceptance import AcceptanceRepeat, acceptance_repeat
+from draftproof.analysis.garbage import garbage
+from draftproof.analysis.lengths import LengthRow, length_rows
+from draftproof.analysis.stats import wilson
+from draftproof.analysis.survival import Observation, Rate, Survival, excess_p, holm, observe, rate, survival
+from draftproof.analysis.tokendiff import Cause, Comparison
+from draftproof.gate import Excess
+from draftproof.plan import AA, is_no_sd
+from draftproof.records import Output, RotationLine, ScoreLine, UnitKey
+from draftproof.spec import Threshold
+from draftproof.runview import Placed, View
+
+TIES: frozenset[Cause] = frozenset({"exact_tie", "near_tie"})
+
+SEVERITY: tuple[Cause, ...] = ("identical", "exact_tie", "near_tie", "inconclusive", "divergent")
+"""Copies of one prompt in one batch are one observation: that of the worst copy."""
+
+FLOOR_CONTROLS = ("oracle", "adversarial")
+"""Controls that are the floor of what k + 1 rows alone change, in the order of preference."""
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """What the arms of a cell do against themselves on the same prompts."""
+
+    requests: int
+    repeat_identical: int
+    """no-SD's first pass against its second, one process."""
+    aa_identical: int | None
+    """no-SD against a second no-SD process; None without one."""
+    variant_repeat_identical: int
+    """The variant's first pass against its second."""
+
+
+class Sameness(msgspec.Struct, frozen=True, kw_only=True):
+    """Outputs of a variant against no-SD; copies of a prompt in one batch are one request."""
+
+    requests: int
+    identical: int
+    prompts: int
+    """Different prompts: a prompt is run more than once where there are fewer prompts than requests."""
+    prompts_identical: int
+    """Prompts whose outputs are identical each time."""
+    share: float
+    """Of the prompts."""
+    share_low: float
+    share_high: float
+    """Wilson interval over prompts."""
+    causes: dict[str, int]
+    limit_nats: float
+    """A first difference within this gap is a near tie."""
+    differences: list[Comparison]
+    rate: Rate | None
+    """First differences per 1,000 tokens at risk."""
+    survival: Survival | None
+    """Share of requests that are still identical after so many tokens."""
+    floor: Floor
+    repeats: AcceptanceRepeat
+    garbage: str
+    """Why no-SD's own output is worth no comparison; empty where it is."""
+
+
+AxisName = Literal["pass", "process", "batch_size", "order", "copies"]
+
+
+class FloorAxis(msgspec.Struct, frozen=True, kw_only=True):
+    """no-SD against itself with one thing changed."""
+
+    axis: AxisName
+    """The second pass; a second process; the smallest batch size; another order; copies of one prompt in a batch."""
+    requests: int
+    identical: int
+    rate: Rate | None
+
+
+class UnitFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """The noise floor of one workload at one batch size, axis by axis."""
+
+    target: str
+    workload: str
+    batch_size: int
+    axes: list[FloorAxis]
+
+
+class LengthTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Output lengths with EOS on, in tokens: the paper's Table 1 for one target and workload."""
+
+    target: str
+    workload: str
+    limit: int
+    rows: list[LengthRow]
+
+
+# -- a variant against no-SD -------------------------------------------------------------------------------------------
+
+
+def compare(
+    view: View, unit: UnitKey, key: str, base_key: str, limit_nats: float, *, noise_is_told: bool
+) -> Sameness | None:
+    """Every request of every rotation: the variant's first pass against no-SD's first pass.
+
+    `noise_is_told`: False where the measured noise is so wide that no difference can be told from a tie.
+    """
+    scores = Scores(view.data.scores, unit, key)
+    found: list[Comparison] = []
+    observations: list[Observation] = []
+    pairs: list[tuple[Output, Output]] = []
+    floor = {"repeat": 0, "aa": 0, "variant": 0}
+    has_aa = False
+    for line in view.rotations(unit, "speed"):
+        reference, other = view.first(line, base_key), view.first(line, key)
+        if reference is None or other is None:
+            continue
+        positions = differences(reference, other)
+        again = differences(reference, view.outputs[line.part, base_key, 1])
+        own = differences(other, view.outputs[line.part, key, 1])
+        twin = view.first(line, base_key + AA)
+        twins = differences(reference, twin) if twin else again
+        has_aa |= twin is not None
+        comparisons = [
+            Comparison(
+                rotation=line.rotation,
+                request=index,
+                prompt_id=line.prompt_ids[index],
+                position=position,
+                tokens_at_risk=at_risk(position, reference[index]),
+                cause=tokendiff.cause_of(
+                    position,
+                    scores.gap(line, index),
+                    limit_nats=limit_nats,
+                    reference_repeats=again[index] is None and twins[index] is None and noise_is_told,
+                    scored=scores.judged(line, index) or ends_early(position, reference[index], other[index]),
+                    engine_tie=scores.engine_tie(line, index),
+                ),
+                gap_nats=scores.gap(line, index),
+                texts=scores.texts(line, index),
+                before=scores.before(line, index),
+                after=scores.after(line, index),
+            )
+            for index, position in enumerate(positions)
+        ]
+        kept = worst_of_copies(comparisons)
+        found += kept
+        observations += observe(seen(line.prompt_ids, positions, reference))
+        for comparison in kept:
+            index = comparison.request
+            floor["repeat"] += again[index] is None
+            floor["aa"] += twins[index] is None
+            floor["variant"] += own[index] is None
+            pairs.append((other[index], view.outputs[line.part, key, 1][index]))
+    if not found:
+        return None
+    causes: dict[str, int] = {}
+    prompts: dict[str, bool] = {}
+    for comparison in found:
+        causes[comparison.cause] = causes.get(comparison.cause, 0) + 1
+        same = comparison.position is None
+        prompts[comparison.prompt_id] = prompts.get(comparison.prompt_id, True) and same
+    low, high = wilson(sum(prompts.values()), len(prompts))
+    return Sameness(
+        requests=len(found),
+        identical=sum(comparison.position is None for comparison in found),
+        prompts=len(prompts),
+        prompts_identical=sum(prompts.values()),
+        share=sum(prompts.values()) / len(prompts),
+        share_low=low,
+        share_high=high,
+        causes=causes,
+        limit_nats=limit_nats,
+        differences=[comparison for comparison in found if comparison.position is not None],
+        rate=rate(observations),
+        survival=survival(observations),
+        floor=Floor(
+            requests=len(found),
+            repeat_identical=floor["repeat"],
+            aa_identical=floor["aa"] if has_aa else None,
+            variant_repeat_identical=floor["variant"],
+        ),
+        repeats=acceptance_repeat(pairs),
+        garbage=garbage_of(view, unit, base_key),
+    )
+
+
+class Scores:
+    """What the two scorers found at the first differences of one arm."""
+
+    def __init__(self, lines: Iterable[ScoreLine], unit: UnitKey, key: str) -> None:
+        mine = [line for line in lines if (line.unit, line.arm) == (unit, key)]
+        self._engine = {(s.rotation, s.request): s for s in mine if s.by == "engine"}
+        self._referee = {(s.rotation, s.request): s for s in mine if s.by == "referee"}
+
+    def _any(self, line: RotationLine, index: int) -> ScoreLine | None:
+        place = (line.rotation, index)
+        return self._referee.get(place) or self._engine.get(place)
+
+    def gap(self, line: RotationLine, index: int) -> float | None:
+        """Nats from the float32 referee's best token to the worse of the two."""
+        score = self._referee.get((line.rotation, index))
+        return tokendiff.gap_to_best(score.best_logprob, score.logprobs) if score else None
+
+    def engine_tie(self, line: RotationLine, index: int) -> bool:
+        score = self._engine.get((line.rotation, index))
+        return score is not None and tokendiff.engine_tie(score.best_logprob, score.logprobs)
+
+    def judged(self, line: RotationLine, index: int) -> bool:
+        return (line.rotation, index) in self._referee or self.engine_tie(line, index)
+
+    def texts(self, line: RotationLine, index: int) -> tuple[str, str] | None:
+        score = self._any(line, index)
+        return score.texts if score else None
+
+    def before(self, line: RotationLine, index: int) -> str:
+        score = self._any(line, index)
+        return score.before if score else ""
+
+    def after(self, line: RotationLine, index: int) -> tuple[str, str]:
+        score = self._any(line, index)
+        return score.after if score else ("", "")
+
+
+def worst_of_copies(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """One comparison a prompt of one batch: the worst cause, then the earliest position."""
+    worst: dict[str, Comparison] = {}
+
+    def weight(comparison: Comparison) -> tuple[int, int]:
+        return SEVERITY.index(comparison.cause), -(comparison.position or 0)
+
+    for comparison in comparisons:
+        known = worst.get(comparison.prompt_id)
+        if known is None or weight(comparison) > weight(known):
+            worst[comparison.prompt_id] = comparison
+    return list(worst.values())
+
+
+def differences(reference: list[Output], other: list[Output]) -> list[int | None]:
+    return tokendiff.first_differences([o.token_ids for o in reference], [o.token_ids for o in other])
+
+
+def at_risk(position: int | None, reference: Output) -> int:
+    """Positions compared up to and including the first difference."""
+    return len(reference.token_ids) if position is None else position + 1
+
+
+def seen(
+    prompt_ids: Sequence[str], positions: Sequence[int | None], reference: list[Output]
+) -> list[tuple[str, int | None, int]]:
+    """(prompt, first difference, tokens of the reference) of one batch."""
+    return [
+        (prompt_id, position, len(output.token_ids))
+        for prompt_id, position, output in zip(prompt_ids, positions, reference, strict=True)
+    ]
+
+
+def ends_early(position: int | None, left: Output, right: Output) -> bool:
+    """Whether one output merely stops where the other goes on: there is no second token to score."""
+    return position is not None and position >= min(len(left.token_ids), len(right.token_ids))
+
+
+def garbage_of(view: View, unit: UnitKey, base_key: str) -> str:
+    """Why a unit's reference says nothing: its text is one token over and over, or its scores are no numbers."""
+    broken = sum(line.not_finite for line in view.data.noise if line.target == unit.target)
+    if broken:
+        return f"log-probabilities of {broken} positions are not finite"
+    return garbage(
+        [
+            (prompt_id, output.token_ids)
+            for line in view.rotations(unit, "speed")
+            for prompt_id, output in zip(line.prompt_ids, view.first(line, base_key) or [], strict=False)
+        ]
+    )
+
+
+# -- near ties against those of a control ------------------------------------------------------------------------------
+
+
+def near_tie_excesses(
+    compared: Sequence[tuple[Placed, Sameness | None]], limits: dict[str, list[Threshold]]
+) -> dict[tuple[str, str], Excess]:
+    """Name of the place -> near ties of each cell against the control of the same k, workload, batch size and build.
+
+    Drafts of a control are known to change nothing but the number of rows that are computed together. Cells without
+    such a control in the run, and the controls themselves, are not in the result.
+    """
+    controls: dict[tuple[object, ...], tuple[int, Placed, Sameness]] = {}
+    for place, same in compared:
+        if same is not None and place.arm is not None and place.arm.control in FLOOR_CONTROLS:
+            rank = FLOOR_CONTROLS.index(place.arm.control)
+            if axis_place(place) not in controls or rank < controls[axis_place(place)][0]:
+                controls[axis_place(place)] = (rank, place, same)
+    tested = []
+    for place, same in compared:
+        known = controls.get(axis_place(place))
+        if same is None or same.rate is None or known is None or place.arm is None or place.arm.control:
+            continue
+        _, control, floor = known
+        if floor.rate is None:
+            continue
+        ratio = gate.limit_of(limits.get(place.cell.hardware, []), "near_tie_ratio", place.cell).limit
+        mine, theirs = (ties(same), same.rate.tokens), (ties(floor), floor.rate.tokens)
+        tested.append((place, control, mine, theirs, excess_p(*mine, *theirs, ratio=ratio)))
+    adjusted = holm([p for *_, p in tested])
+    return {
+        place.name: Excess(
+            control=control.cell.variant,
+            p=p,
+            per_1000=1000 * mine[0] / mine[1],
+            control_per_1000=1000 * theirs[0] / theirs[1],
+        )
+        for (place, control, mine, theirs, _), p in zip(tested, adjusted, strict=True)
+    }
+
+
+def axis_place(place: Placed) -> tuple[object, ...]:
+    """What a cell shares with its control."""
+    k = place.arm.speculative_config.get("num_speculative_tokens") if place.arm else None
+    return place.cell.target, place.cell.workload, place.cell.batch_size, place.build, k
+
+
+def ties(same: Sameness) -> int:
+    return sum(count for cause, count in same.causes.items() if cause in TIES)
+
+
+# -- the noise floor ---------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """Two outputs of the same prompts, request by request."""
+
+    prompt_ids: list[str]
+    reference: list[Output]
+    other: list[Output]
+
+
+def unit_floors(view: View) -> list[UnitFloor]:
+    """no-SD against itself, for each target, workload and batch size, in the first group that ran them."""
+    firsts: dict[tuple[str, str, int], UnitKey] = {}
+    for line in view.data.rotations:
+        if line.purpose == "speed":
+            firsts.setdefault((line.target, line.workload, line.batch_size), line.unit)
+    floors = []
+    for (target, workload, size), unit in firsts.items():
+        smallest = firsts[target, workload, min(s for t, w, s in firsts if (t, w) == (target, workload))]
+        axes = [axis_of(name, batches) for name, batches in floor_batches(view, unit, smallest).items()]
+        found = [axis for axis in axes if axis is not None]
+        if found:
+            floors.append(UnitFloor(target=target, workload=workload, batch_size=size, axes=found))
+    return floors
+
+
+def floor_batches(view: View, unit: UnitKey, smallest: UnitKey) -> dict[AxisName, list[Batch]]:
+    """The batches of each axis; `smallest`: the unit of the same workload with the fewest requests in a batch."""
+    batches: dict[AxisName, list[Batch]] = {"pass": [], "process": [], "batch_size": [], "order": [], "copies": []}
+    alone = by_prompt(view, smallest) if smallest != unit else {}
+    parts: dict[int, list[Output]] = {}
+    for line in view.rotations(unit, "speed"):
+        key = line.arms[0]
+        reference = view.first(line, key)
+        if reference is None or not is_no_sd(key):
+            continue
+        parts[line.rotation] = reference
+        for axis, other in (("pass", view.outputs.get((line.part, key, 1))), ("process", view.first(line, key + AA))):
+            if other is not None:
+                batches[axis].append(Batch(line.prompt_ids, reference, other))  # type: ignore[index]
+        shared = [index for index, prompt_id in enumerate(line.prompt_ids) if prompt_id in alone]
+        if shared:
+            ids = [line.prompt_ids[index] for index in shared]
+            batches["batch_size"].append(Batch(ids, [alone[i] for i in ids], [reference[index] for index in shared]))
+    for line in view.rotations(unit, "trace"):
+        other = view.first(line, line.arms[0])
+        if other is None or line.axis is None:
+            continue
+        if line.axis == "copies":
+            batches["copies"].append(Batch(line.prompt_ids, other[:1] * len(other), other))
+        elif line.rotation in parts:
+            batches["order"].append(Batch(line.prompt_ids, parts[line.rotation][::-1], other))
+    return batches
+
+
+def by_prompt(view: View, unit: UnitKey) -> dict[str, Output]:
+    """no-SD's output of each prompt, the first time that it ran."""
+    found: dict[str, Output] = {}
+    for line in view.rotations(unit, "speed"):
+        for prompt_id, output in zip(line.prompt_ids, view.first(line, line.arms[0]) or [], strict=False):
+            found.setdefault(prompt_id, output)
+    return found
+
+
+def axis_of(axis: AxisName, batches: Sequence[Batch]) -> FloorAxis | None:
+    observations = [
+        observation
+        for batch in batches
+        for observation in observe(seen(batch.prompt_ids, differences(batch.reference, batch.other), batch.reference))
+    ]
+    if not observations:
+        return None
+    identical = sum(not observation.differs for observation in observations)
+    return FloorAxis(axis=axis, requests=len(observations), identical=identical, rate=rate(observations))
+
+
+# -- output lengths ----------------------------------------------------------------------------------------------------
+
+
+def length_tables(view: View, places: Iterable[Placed]) -> list[LengthTable]:
+    """Lengths of all cells, where EOS ended the requests; one table for each target and workload."""
+    if view.data.header.study.ignore_eos:
+        return []
+    lengths: dict[tuple[str, str], dict[tuple[str, int], dict[str, list[int]]]] = {}
+    limits: dict[tuple[str, str], int] = {}
+    for place in places:
+        if place.unit is None or place.build != "new":
+            continue
+        cell = place.cell
+        found: dict[str, list[int]] = {}
+        for line in view.rotations(place.unit, "speed"):
+            for prompt_id, output in zip(line.prompt_ids, view.first(line, place.key) or [], strict=False):
+                found.setdefault(prompt_id, []).append(len(output.token_ids))
+        if found:
+            table = (cell.target, cell.workload)
+            lengths.setdefault(table, {})[cell.variant, cell.batch_size] = found
+            limits[table] = max(cell.output_tokens, limits.get(table, 0))
+    return [
+        LengthTable(target=table[0], workload=table[1], limit=limits[table], rows=length_rows(found, limits[table]))
+        for table, found in lengths.items()
+    ]
