@@ -24,6 +24,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    Continuation,
     NoiseRequest,
     Score,
     ScoreRequest,
@@ -32,7 +33,7 @@ from draftproof.engines import (
     TokenizeRequest,
 )
 from draftproof.errors import EngineError
-from draftproof.plan import Plan, build_plan
+from draftproof.plan import REFEREE, Plan, build_plan
 from draftproof.records import SCHEMA_VERSION, DraftTally, Output, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver
 from draftproof.runner import Runner
@@ -165,9 +166,13 @@ class ToyEngine:
     no_stages: dict[str, str] = field(default_factory=dict)
     """Arm key -> why it has no stage clock."""
     gap_nats: float | None = 3.0
-    """Distance of the second token of a pair to the best one; None: not among the 20 best."""
+    """Distance of the second token of a pair to the referee's best one; None: not among the 20 best."""
+    exact_tie: bool = False
+    """Whether both tokens of a pair score the same in the engine's own precision."""
     noise_nats: float = 0.0
-    """Largest change of a gap that the number of rows alone makes."""
+    """Largest distance of an engine's gap from the referee's, once a batch."""
+    nan_gaps: bool = False
+    """The model's log-probabilities are no numbers."""
     resolved: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Arm key -> what its vLLM made of the configuration otherwise than the others."""
     tokenize_error: EngineError | None = None
@@ -180,6 +185,8 @@ class ToyEngine:
     calls: list[Call] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     scored: list[ScoreRequest] = field(default_factory=list)
+    """By no-SD arms."""
+    refereed: list[ScoreRequest] = field(default_factory=list)
     measured: list[NoiseRequest] = field(default_factory=list)
     live: set[ToyArm] = field(default_factory=set)
     most_live: int = 0
@@ -351,22 +358,42 @@ class ToyArm:
         self.check()
         if self.engine.score_error is not None:
             raise self.engine.score_error
-        self.engine.scored += requests
+        if self.key == REFEREE:
+            self.engine.refereed += requests
+        else:
+            self.engine.scored += requests
         best, gap = -0.125, self.engine.gap_nats
+        if self.key != REFEREE:  # the engine's own precision is coarse
+            gap = 0.0 if self.engine.exact_tie else 0.0625
         return [
             Score(
                 best=best,
                 pair=(best, None if gap is None else best - gap),
                 texts=(f"<{request.pair[0]}>", f"<{request.pair[1]}>"),
+                before="so far",
+                after=("so", "otherwise"),
             )
             for request in requests
         ]
 
-    def noise(self, request: NoiseRequest) -> list[float]:
+    def decode_gaps(self, request: NoiseRequest) -> list[Continuation]:
         self.check()
         self.engine.measured.append(request)
-        positions = len(request.prompts) * request.output_tokens
-        return [self.engine.noise_nats, *[0.0] * (positions - 1)]
+        count = request.output_tokens
+        widest = math.nan if self.engine.nan_gaps else self.engine.noise_nats
+        return [
+            Continuation(
+                prompt=prompt,
+                output=generate(prompt, count),
+                pairs=[(FIRST, FIRST + 1)] * count,
+                gaps_nats=[0.0 if number else widest, *[0.0] * (count - 1)],
+            )
+            for number, prompt in enumerate(request.prompts)
+        ]
+
+    def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
+        self.check()
+        return [[0.0] * len(text.pairs) if self.key == REFEREE else [*text.gaps_nats] for text in texts]
 
     def close(self) -> None:
         with self.engine.lock:
@@ -439,7 +466,28 @@ ENTRIES = {
         [[threshold]]
         metric = "noise_width_nats"
         limit = 1.0
-        estimator = "largest change of a gap"
+        estimator = "largest distance of a gap from the referee's"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "divergent_share"
+        limit = 0.0
+        estimator = "divergent requests / requests"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "inconclusive_share"
+        limit = 0.0
+        estimator = "inconclusive requests / requests"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "near_tie_ratio"
+        limit = 1.0
+        estimator = "one-sided E-test"
         gating = true
         source = "the toy's own rule"
     """,

@@ -18,8 +18,8 @@ from draftproof.analysis.tokendiff import Cause, Comparison
 from draftproof.gate import Excess
 from draftproof.plan import AA, is_no_sd
 from draftproof.records import Output, RotationLine, ScoreLine, UnitKey
-from draftproof.spec import Threshold
 from draftproof.runview import Placed, View
+from draftproof.spec import Threshold
 
 TIES: frozenset[Cause] = frozenset({"exact_tie", "near_tie"})
 

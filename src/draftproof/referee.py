@@ -79,9 +79,7 @@ class Referee:
             if self._arms.alive(REFEREE):  # it could start, but not answer
                 self._arms.fail(REFEREE, unit, "trace", error)
 
-    def _score(
-        self, arm: LiveArm, unit: Unit, wanted: list[ScoreRequest], by: Literal["engine", "referee"]
-    ) -> None:
+    def _score(self, arm: LiveArm, unit: Unit, wanted: list[ScoreRequest], by: Literal["engine", "referee"]) -> None:
         known = {(s.unit, s.rotation, s.arm, s.request) for s in self._ledger.scores if s.by == by}
         wanted = [r for r in wanted if (r.unit, r.rotation, r.arm, r.request) not in known]
         if not wanted:
