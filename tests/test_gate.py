@@ -338,7 +338,7 @@ def test_without_a_row_for_ties_nothing_can_be_judged(rows: list[Threshold]) -> 
     with pytest.raises(
         DraftproofError, match=r"'divergence_gap_nats' that covers .*; add one with its source to fixtures/thresholds"
     ):
-        limit_of(rows, "divergence_gap_nats", make_cell()).limit
+        limit_of(rows, "divergence_gap_nats", make_cell())
 
 
 def test_limits_that_inform_are_told_beside_the_figure() -> None:

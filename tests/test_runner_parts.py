@@ -15,7 +15,7 @@ from draftproof.plan import ArmSpec, Group, Unit, is_no_sd, references
 from draftproof.records import UnitKey
 from draftproof.runner import check_bos, fits, log_name
 from draftproof.spec import Hardware, Purpose, Target
-from tests.factories import make_cell
+from tests.factories import make_cell, make_study
 
 
 class Told:

@@ -131,6 +131,13 @@ class Flip(Where):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spoil(Where):
+    """The outputs of the fitting blocks are not what the model wrote."""
+
+    change: Callable[[list[Output]], list[Output]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A block that an arm was asked for."""
 
@@ -161,6 +168,7 @@ class ToyEngine:
     interrupts: tuple[Where, ...] = ()
     """Where a KeyboardInterrupt arrives."""
     flips: tuple[Flip, ...] = ()
+    spoils: tuple[Spoil, ...] = ()
     refuses: dict[str, BaseException] = field(default_factory=dict)
     """Arm key -> what its start raises."""
     no_stages: dict[str, str] = field(default_factory=dict)
@@ -267,6 +275,8 @@ class ToyArm:
         if request.purpose == "stages" and self.facts.stages_reason:
             return BlockResult(seconds=0.0, outputs=[], counters={}, stages_reason=self.facts.stages_reason)
         outputs = [self.output(request, index) for index in range(len(request.prompts))]
+        for spoil in engine.spoils:
+            outputs = spoil.change(outputs) if spoil.fits(self.key, request) else outputs
         return BlockResult(
             seconds=self.seconds(request, sum(len(output.token_ids) for output in outputs)),
             outputs=outputs,
@@ -424,6 +434,13 @@ ENTRIES = {
         title = "a drafter that is right in two of three positions"
         method = "ngram"
         k = 2
+    """,
+    "variants/wise.toml": """
+        name = "wise"
+        title = "a control that knows the output"
+        method = "custom_class"
+        k = 3
+        control = { kind = "oracle" }
     """,
     "workloads/short.toml": """
         name = "short"

@@ -22,7 +22,7 @@ from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import PairSums, paired_ratio, ratio_of_totals
 from draftproof.errors import rule
 from draftproof.records import Output, RunFolder, UnitKey
-from draftproof.results import View
+from draftproof.runview import View
 from draftproof.simulator.calibrate import MIN_STEPS, fit_steps
 from draftproof.simulator.costfile import cost_model
 from draftproof.simulator.costs import CostModel, Floats
