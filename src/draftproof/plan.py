@@ -68,6 +68,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     groups: tuple[Group, ...]
 
+    def runs_first(self, unit: Unit) -> bool:
+        """Whether no earlier group runs the same workload on the same target at the same batch size."""
+        same = (other.key for group in self.groups for other in group.units if other.key[1:] == unit.key[1:])
+        return next(same) == unit.key
+
     @property
     def sha256(self) -> str:
         """Two sessions may add to the same run only when this is equal."""

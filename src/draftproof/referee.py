@@ -158,7 +158,7 @@ class Referee:
         reading the text as a prompt together have the shapes of both arms: one row a request, and many.
         """
         group, ledger = self._group, self._ledger
-        lines = [line for line in ledger.noise if line.group == group.index]
+        lines = [line for line in ledger.noise if line.target == group.target.name]  # an earlier group's count too
         measured = sum(line.positions for line in lines)
         done = {(line.workload, line.rotation) for line in lines}
         at_risk = max(MIN_NOISE_POSITIONS, *(self._positions_at_risk(unit) for unit in group.units))

@@ -329,9 +329,10 @@ class Runner:
     def _floor(self, group: Group, arms: LiveArms, prompts: Prompts) -> None:
         """What order and company alone change: no-SD on the prompt sets of its first rotations, otherwise arranged."""
         axes: tuple[Axis, ...] = ("order", "copies")
-        for rotation, unit, axis in itertools.product(range(self.plan.study.floor_rotations), group.units, axes):
+        units = [unit for unit in group.units if unit.key.batch_size > 1 and self.plan.runs_first(unit)]
+        for rotation, unit, axis in itertools.product(range(self.plan.study.floor_rotations), units, axes):
             known = self.ledger.done(unit.key, "trace", axis)
-            if unit.key.batch_size == 1 or rotation in known or rotation not in self.ledger.done(unit.key, "speed"):
+            if rotation in known or rotation not in self.ledger.done(unit.key, "speed"):
                 continue
             self.progress.say(f"noise floor: {axis} of {unit.key.workload} b{unit.key.batch_size}")
             chosen = self._prompt_set(unit, prompts, rotation)
