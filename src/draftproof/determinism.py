@@ -272,7 +272,7 @@ def garbage_of(view: View, unit: UnitKey, base_key: str) -> str:
     """Why a unit's reference says nothing: its text is one token over and over, or its scores are no numbers."""
     broken = sum(line.not_finite for line in view.data.noise if line.target == unit.target)
     if broken:
-        return f"log-probabilities of {broken} positions are not finite"
+        return f"the target's log-probabilities are not finite at {broken} positions: check its weights and dtype"
     return garbage(
         [
             (prompt_id, output.token_ids)

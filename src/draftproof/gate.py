@@ -121,7 +121,7 @@ def judge_determinism(
     if broken:
         return broken
     if garbage:
-        return Judgement(verdict="FAILED", reason=f"no-SD's own output is garbage: {garbage}")
+        return Judgement(verdict="FAILED", reason=garbage)
     total = sum(causes.values())
     if not total:
         return Judgement(verdict="INSUFFICIENT", reason="no outputs to compare")
