@@ -11,6 +11,7 @@ import msgspec
 from draftproof.errors import unknown
 from draftproof.plan import ArmSpec
 from draftproof.records import DraftTally, Output, UnitKey
+from draftproof.scenarios import Asked, Received
 from draftproof.spec import Control, Hardware, Purpose, Sampling
 
 
@@ -104,6 +105,30 @@ class NoiseRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
+class Scripted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scripted control knows of one prompt: a reference for its output, and its plan of drafts."""
+
+    prompt: list[int]
+    reference: list[int]
+    plan: list[list[int]]
+
+
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of unlike requests, as users send them."""
+
+    requests: list[Asked]
+    script: list[Scripted] = []
+    """For an arm with a scripted control; its first entry that holds counts."""
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    received: list[Received]
+    """In the order of the requests."""
+    eos_token_id: int | None
+    more_stop_ids: list[int]
+    """Further ids that end an output where EOS is not ignored."""
+
+
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     environment: dict[str, Any]
@@ -125,6 +150,8 @@ class LiveArm(Protocol):
 
     def noise(self, request: NoiseRequest) -> list[float]:
         """|gap of the two best tokens while decoding - the same gap teacher-forced| in nats, by position."""
+
+    def serve(self, request: ServeRequest) -> Answers: ...
 
     def close(self) -> None: ...
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from draftproof import tables
 from draftproof.engines import (
+    Answers,
     ArmFacts,
     BlockRequest,
     BlockResult,
     NoiseRequest,
     Score,
     ScoreRequest,
+    ServeRequest,
     StartRequest,
     Tokenized,
     TokenizeRequest,
@@ -78,6 +80,9 @@ class ReplayArm:
             if (line.unit, line.rotation) == (request.unit, request.rotation):
                 return line.largest_nats + [0.0] * (line.positions - len(line.largest_nats))
         raise EngineError("replay", f"the recorded run measured no noise for {request.unit.workload}")
+
+    def serve(self, request: ServeRequest) -> Answers:
+        raise EngineError("replay", "a recorded run cannot answer invented requests")
 
     def close(self) -> None:
         """Nothing to end."""

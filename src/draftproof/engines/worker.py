@@ -41,10 +41,10 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, stageclock, surroundings
+    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings
 else:
-    drafttally, labels, stageclock, surroundings = map(
-        load_beside, ("drafttally", "labels", "stageclock", "surroundings")
+    drafttally, labels, serving, stageclock, surroundings = map(
+        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings")
     )
 
 NOISE_BATCH = 4
@@ -302,6 +302,10 @@ class Arm:
                         differences.append(abs(gap - (again[pair[0]].logprob - again[pair[1]].logprob)))
         return {"differences_nats": differences}
 
+    def serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One batch of unlike requests: what each user receives."""
+        return serving.serve(self.llm, importlib.import_module("vllm").SamplingParams, self.script, request)
+
 
 class ArmError(Exception):
     """A failure with a kind that the parent can tell apart."""
@@ -346,6 +350,7 @@ def serve(source: Any, sink: Any) -> None:
     threading.Thread(target=read, daemon=True).start()
     arm = Arm()
     operations = {"load": arm.load, "run": arm.run, "tokenize": arm.tokenize, "score": arm.score, "noise": arm.noise}
+    operations["serve"] = arm.serve
     while True:
         request = requests.get()
         try:
