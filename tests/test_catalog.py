@@ -363,6 +363,14 @@ REFUSED = {
         {"studies__mine": STUDY.replace('"ngram"', '"ngramm"')},
         ["studies/mine.toml", "matrix[0].variants", "'ngramm'", "known: ", "ngram", "no_sd"],
     ),
+    "variant of invented examples": (
+        {"studies__mine": STUDY.replace('"ngram"', '"scripted"')},
+        ["studies/mine.toml", "matrix[0].variants", "'scripted'", "live_examples"],
+    ),
+    "examples below zero": (
+        {"studies__mine": STUDY.replace("output_tokens = 8", "output_tokens = 8\nlive_examples = -1")},
+        ["studies/mine.toml", "live_examples must be at least 0", "got -1"],
+    ),
     "study of an unknown target": (
         {"studies__mine": STUDY.replace("smollm2-135m", "smollm3")},
         ["studies/mine.toml", "matrix[0].target", "'smollm3'", "known: ", "smollm2-135m"],

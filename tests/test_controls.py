@@ -80,6 +80,54 @@ def test_rows_find_their_own_reference() -> None:
     assert made.draft([1, 2, 8], 2, VOCAB) == [9, 10]
 
 
+def scripted(references: list[tuple[list[int], list[int]]], plans: list[list[list[int]]]) -> Script:
+    made = Script()
+    made.kind = "scripted"
+    made.load([prompt for prompt, _ in references], [known for _, known in references], plans)
+    return made
+
+
+@given(
+    prompt=IDS,
+    reference=IDS,
+    plan=st.lists(st.lists(st.integers(0, 200), max_size=9), max_size=4),
+    done=st.integers(0, 12),
+    k=st.integers(1, 8),
+)
+def test_a_scripted_one_follows_its_plan(
+    prompt: list[int], reference: list[int], plan: list[list[int]], done: int, k: int
+) -> None:
+    """An integer is an offset from the reference's token, and beyond the reference the token itself; k at most."""
+    done = min(done, len(reference))
+    drafts = scripted([(prompt, reference)], [plan]).draft(prompt + reference[:done], k, VOCAB)
+    turn = plan[done % len(plan)] if plan else []
+    expected = []
+    for place, offset in enumerate(turn[:k], start=done):
+        expected.append((reference[place] + offset) % VOCAB if place < len(reference) else offset % VOCAB)
+    assert drafts == expected
+
+
+def test_a_scripted_one_drafts_on_where_the_text_left_its_reference() -> None:
+    """The integers themselves then; for a prompt that nobody planned for, nothing."""
+    made = scripted([([1], [5, 6, 7]), ([1, 2], [8, 9])], [[[0, 3]], [[4]]])
+    assert made.draft([1, 5], 3, VOCAB) == [6, 10]
+    assert made.draft([1, 9, 9], 3, VOCAB) == [0, 3]
+    assert made.draft([1, 2, 7], 3, VOCAB) == [4], "the longest prompt is its own"
+    assert made.draft([3], 3, VOCAB) == []
+
+
+def test_the_first_reference_that_still_holds_counts() -> None:
+    """One prompt may have two: an output that nothing ends, and the one that min_tokens leads to."""
+    made = scripted([([1], [5, 6, 7]), ([1], [5, 8, 9])], [[[0, 0]], [[0, 0]]])
+    assert made.draft([1, 5], 3, VOCAB) == [6, 7]
+    assert made.draft([1, 5, 8], 3, VOCAB) == [9, 0]
+
+
+def test_a_scripted_one_without_plans_drafts_nothing() -> None:
+    """As in a rotation, which gives references only."""
+    assert scripted([([1], [5, 6])], []).draft([1, 5], 3, VOCAB) == []
+
+
 class Config:
     """As much of a VllmConfig as the proposer reads."""
 

@@ -21,6 +21,7 @@ import msgspec
 
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.engines import (
+    Answers,
     ArmFacts,
     BlockRequest,
     BlockResult,
@@ -28,6 +29,7 @@ from draftproof.engines import (
     NoiseRequest,
     Score,
     ScoreRequest,
+    ServeRequest,
     StartRequest,
     Tokenized,
     TokenizeRequest,
@@ -39,6 +41,7 @@ from draftproof.resolve import CatalogResolver
 from draftproof.runner import Runner
 from draftproof.spec import Hardware, MatrixRow, Purpose, Study
 from draftproof.tables import PARTS_S
+from tests import toy_server
 
 VOCABULARY = 101
 EOS, BOS, FIRST = 0, 1, 2
@@ -185,6 +188,8 @@ class ToyEngine:
     """Arm key -> what its vLLM made of the configuration otherwise than the others."""
     tokenize_error: EngineError | None = None
     score_error: EngineError | None = None
+    serves: dict[str, toy_server.Fault | EngineError] = field(default_factory=dict)
+    """Arm key -> the fault of what it serves, or why it does not answer."""
     second_bos: bool = False
     eos_at: int | None = None
     """Output position of EOS, where it is not ignored."""
@@ -243,6 +248,8 @@ class ToyArm:
             resolved={
                 "max_model_len": spec.engine.get("max_model_len"),
                 "seed": spec.engine.get("seed"),
+                "block_size": toy_server.LIMITS.block_tokens,
+                "vocab_size": toy_server.VOCABULARY,
                 **engine.resolved.get(spec.key, {}),
             },
             stages_reason=engine.no_stages.get(spec.key, ""),
@@ -404,6 +411,16 @@ class ToyArm:
     def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
         self.check()
         return [[0.0] * len(text.pairs) if self.key == REFEREE else [*text.gaps_nats] for text in texts]
+
+    def serve(self, request: ServeRequest) -> Answers:
+        self.check()
+        fault = self.engine.serves.get(self.key)
+        if isinstance(fault, EngineError):
+            self.gone = True
+            raise fault
+        context_tokens = self.facts.resolved["max_model_len"]
+        limits = msgspec.structs.replace(toy_server.LIMITS, context_tokens=context_tokens, k=self.k)
+        return toy_server.ToyServer(self.k, fault=fault, limits=limits).serve(request)
 
     def close(self) -> None:
         with self.engine.lock:

@@ -267,7 +267,10 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
                 check(owner, place + "workloads", "workloads", workload)
             for name in row.variants:
                 check(owner, place + "variants", "variants", name)
-                drafters = catalog.variants[name].drafters
+                control, drafters = catalog.variants[name].control, catalog.variants[name].drafters
+                if control is not None and control.kind == "scripted":
+                    must_be = "variants that draft in a rotation (a scripted one runs with live_examples)"
+                    references.refuse(owner, place + "variants", must_be, name)
                 if drafters and row.target not in drafters:
                     raise DraftproofError(
                         f"{short(origins[owner])}: {place}variants: {name!r} has no drafter for target {row.target!r}; "

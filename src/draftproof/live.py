@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -23,6 +23,31 @@ class Progress(Protocol):
     def block(self, done: int, total: int, left_s: float | None, what: str) -> None: ...
 
 
+def start_together(
+    group: Group, specs: Sequence[ArmSpec], start: Callable[[Group, ArmSpec], LiveArm]
+) -> dict[str, LiveArm | EngineError]:
+    """Arms by key, or why they did not start: two at a time on a CPU, one by one where each measures free GPU memory.
+
+    Any other error, an interrupt among them, ends those that did start.
+    """
+    found: dict[str, LiveArm | EngineError] = {}
+    with ThreadPoolExecutor(2 if group.hardware.device == "cpu" else 1) as pool:
+        futures = {spec.key: pool.submit(start, group, spec) for spec in specs}
+        try:
+            for key, future in futures.items():
+                try:
+                    found[key] = future.result()
+                except EngineError as error:
+                    found[key] = error
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            for future in futures.values():
+                with contextlib.suppress(BaseException):
+                    future.result().close()
+            raise
+    return found
+
+
 class LiveArms:
     """The started arms of a group; a crashed one is started again when its next cell comes."""
 
@@ -37,24 +62,14 @@ class LiveArms:
         self._live: dict[str, LiveArm] = {}
 
     def start_all(self) -> None:
-        """Start every arm: two at a time on a CPU, one after the other where each measures the free GPU memory."""
+        """Start every arm."""
         keys = [spec.key for spec in self._group.arms if self.alive(spec.key)]
         self._progress.say(f"loading {len(keys)} engines ({self._group.target.title}): {', '.join(keys)}")
-        workers = 2 if self._group.hardware.device == "cpu" else 1
-        with ThreadPoolExecutor(workers) as pool:
-            futures = {key: pool.submit(self._start, self._group, self._specs[key]) for key in keys}
-            try:
-                for key, future in futures.items():
-                    try:
-                        self._live[key] = future.result()
-                    except EngineError as error:
-                        self.fail(key, None, "speed", error)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                for future in futures.values():
-                    with contextlib.suppress(BaseException):
-                        future.result().close()
-                raise
+        started = start_together(self._group, [self._specs[key] for key in keys], self._start)
+        self._live |= {key: arm for key, arm in started.items() if not isinstance(arm, EngineError)}
+        for key, error in started.items():
+            if isinstance(error, EngineError):
+                self.fail(key, None, "speed", error)
 
     def any_alive(self) -> bool:
         return any(self.alive(spec.key) for spec in self._group.arms)

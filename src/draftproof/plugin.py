@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
+    from draftproof.examples import Examples
     from draftproof.gate import Judgement
     from draftproof.results import CellResult, RunResults
+    from draftproof.scenarios import Scenario
     from draftproof.session import Session
     from draftproof.spec import Cell, Variant
 
@@ -60,6 +62,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sd-fresh", action="store_true", help="start a new run even if an unfinished one could go on")
     group.addoption("--sd-engine", metavar="NAME", default="vllm", help="engine: vllm or replay")
     group.addoption("--sd-replay", metavar="RUN", help="with --sd-engine replay: the recorded run's folder")
+    group.addoption(
+        "--sd-example",
+        metavar="JSON",
+        help="run this one scenario, as a failed test_metamorphic.py printed it",
+    )
     group.addoption(
         "--sd-require-hardware",
         action="store_true",
@@ -120,9 +127,27 @@ def pytest_collection(session: pytest.Session) -> None:
     config = session.config
     if any(config.getoption(name) for name in given) or config.getoption("--sd-engine") != "vllm":
         sd_session(config)
+    if config.getoption("--sd-example"):
+        given_example(config)
+
+
+def given_example(config: pytest.Config) -> Scenario:
+    """The scenario of ``--sd-example``."""
+    from draftproof.errors import DraftproofError
+    from draftproof.scenarios import parse
+
+    try:
+        return parse(config.getoption("--sd-example"))
+    except DraftproofError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sd_served" in metafunc.fixturenames:
+        session = sd_session(metafunc.config)
+        first = session.cells[0]  # examples try the engine, not the models: one target is enough
+        param = pytest.param(first, id=first.target, marks=hardware_marks(session, first))
+        metafunc.parametrize("sd_served", [param], indirect=True, scope="session")
     if "sd_cell" not in metafunc.fixturenames:
         return
     session = sd_session(metafunc.config)
@@ -134,16 +159,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         traits = {"speculative": variant.speculative, "invariant": bool(variant.plain)}
         if any(traits[name] != value for name, value in wanted.items()):
             continue
-        names = list(session.catalog.hardware[cell.hardware].markers)
-        if session.study.nightly:
-            names.append("nightly")
-        params.append(pytest.param(cell, id=cell.id, marks=[getattr(pytest.mark, name) for name in names]))
+        params.append(pytest.param(cell, id=cell.id, marks=hardware_marks(session, cell)))
     metafunc.parametrize("sd_cell", params, scope="session")
 
 
-def cell_of(item: pytest.Item) -> Cell | None:
+def hardware_marks(session: Session, cell: Cell) -> list[pytest.MarkDecorator]:
+    names = [*session.catalog.hardware[cell.hardware].markers, *(["nightly"] if session.study.nightly else [])]
+    return [getattr(pytest.mark, name) for name in names]
+
+
+def cell_of(item: pytest.Item, fixture: str = "sd_cell") -> Cell | None:
     callspec = getattr(item, "callspec", None)
-    cell = callspec.params.get("sd_cell") if callspec is not None else None
+    cell = callspec.params.get(fixture) if callspec is not None else None
     return cell if hasattr(cell, "batch_size") else None  # pytest's own placeholder, where no cell is chosen
 
 
@@ -151,10 +178,38 @@ def cell_of(item: pytest.Item) -> Cell | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One place for hardware skips: `needs ...; found ...; enable with ...`."""
     for item in items:
-        cell = cell_of(item)
+        cell = cell_of(item) or cell_of(item, "sd_served")
         gap = sd_session(config).hardware_gap(cell) if cell is not None else None
         if gap is not None and not config.getoption("--sd-require-hardware"):
             item.add_marker(pytest.mark.skip(reason=gap))
+    choose_examples(config, items)
+
+
+def choose_examples(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Which tests of invented examples run: the given one alone, else those of a study that asks for any.
+
+    The others are deselected. Where nothing else was collected, somebody asked for them: then they say what is missing.
+    """
+    mine = [item for item in items if cell_of(item, "sd_served") is not None]
+    if not mine:
+        return
+    session, given = sd_session(config), bool(config.getoption("--sd-example"))
+    chosen = [item for item in mine if ("sd_example" in getattr(item, "fixturenames", ())) == given]
+    reason = ""
+    if session.options.engine == "replay":
+        reason = "needs a live engine: a recorded run cannot answer invented requests; found --sd-engine replay; "
+        reason += "enable with --sd-engine vllm"
+    elif not given and not session.study.live_examples:
+        reason = f"needs live_examples of at least 1; found 0 in study {session.study.name!r}; enable with "
+        reason += "--sd-study smoke or a study of your own"
+        chosen = chosen if len(mine) == len(items) else []
+    if reason:
+        for item in chosen:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    left_out = [item for item in mine if item not in chosen]
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 def selected_cells(items: list[pytest.Item], session: Session) -> tuple[list[Cell], set[str]]:
@@ -211,6 +266,39 @@ def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
 def sd_variant(sd_cell: Cell, request: pytest.FixtureRequest) -> Variant:
     """The catalog entry of this test's variant."""
     return sd_session(request.config).catalog.variants[sd_cell.variant]
+
+
+@pytest.fixture(scope="session")
+def sd_served(request: pytest.FixtureRequest) -> Iterator[Examples]:
+    """Two live arms of the study's first target, no speculation and scripted drafts, started once for all examples.
+
+    A run of the same session comes first: its engines are gone by then, and its folder takes the examples as well.
+    """
+    from draftproof.errors import DraftproofError
+
+    config = request.config
+    session = sd_session(config)
+    gap = session.hardware_gap(request.param)
+    if gap is not None:
+        pytest.fail(f"--sd-require-hardware: {gap}", pytrace=False)
+    if selected_cells(request.session.items, session)[0]:
+        request.getfixturevalue("sd_run")
+    progress = TerminalProgress(config)
+    try:
+        with progress.shown():
+            served = session.examples(request.param, progress)
+            progress.say(f"loading 2 engines for examples: {', '.join(served.names)}")
+            served.open()
+    except DraftproofError as error:
+        pytest.fail(f"draftproof: {error}", pytrace=False)
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def sd_example(request: pytest.FixtureRequest) -> Scenario:
+    """The scenario of ``--sd-example``."""
+    return given_example(request.config)
 
 
 class Settle(Protocol):

@@ -122,25 +122,10 @@ class Runner:
             arms.close()
 
     def _start_arm(self, group: Group, spec: ArmSpec) -> LiveArm:
-        variant = self.variants[spec.variant]
-        try:
-            model = self.resolver.model(group.target)
-            config = speculative_config(variant, group.target.name, self.resolver.drafter(group.target, variant, model))
-        except DraftproofError as error:
-            raise EngineError(NO_MODEL, str(error)) from error
-        arm = self.engine.start(
-            StartRequest(
-                spec=spec,
-                group=group.index,
-                hardware=group.hardware,
-                model=model,
-                revision=group.target.revision,
-                speculative_config=config,
-                control=variant.control,
-                python=self.pythons[spec.build],
-                log=self.ledger.folder.path / "logs" / f"g{group.index}-{log_name(spec.key)}.log",
-            )
-        )
+        log = self.ledger.folder.path / "logs" / f"g{group.index}-{log_name(spec.key)}.log"
+        request = start_request(self.resolver, self.variants[spec.variant], group, spec, self.pythons[spec.build], log)
+        config = request.speculative_config
+        arm = self.engine.start(request)
         public = {name: Path(str(value)).name if name == "model" else value for name, value in (config or {}).items()}
         line = ArmLine(
             session=self.ledger.session,
@@ -210,15 +195,7 @@ class Runner:
 
     def _add_workload(self, target: Target, arms: LiveArms, workload: Workload, loaded: LoadedWorkload) -> WorkloadLine:
         name = workload.name
-        tokenized = arms.first().tokenize(
-            TokenizeRequest(
-                target=target.name,
-                workload=name,
-                ids=[prompt.id for prompt in loaded.prompts],
-                prompts=[prompt.messages if prompt.messages is not None else prompt.text for prompt in loaded.prompts],
-                template_options={**target.template_options, **workload.template_options},
-            )
-        )
+        tokenized = arms.first().tokenize(tokenize_request(target, workload, loaded))
         rows = {prompt.id: ids for prompt, ids in zip(loaded.prompts, tokenized.token_ids, strict=True)}
         check_bos(name, rows, tokenized.bos_token_id)
         kept = [ids for ids in rows.values() if fits(ids, self.plan.study.max_prompt_tokens)]
@@ -432,6 +409,38 @@ class Runner:
             axis=request.axis,
             **result.counters,
         )
+
+
+def start_request(
+    resolver: Resolver, variant: Variant, group: Group, spec: ArmSpec, python: str, log: Path
+) -> StartRequest:
+    """What an engine is told to start an arm; a model that cannot be had is this arm's failure."""
+    try:
+        model = resolver.model(group.target)
+        config = speculative_config(variant, group.target.name, resolver.drafter(group.target, variant, model))
+    except DraftproofError as error:
+        raise EngineError(NO_MODEL, str(error)) from error
+    return StartRequest(
+        spec=spec,
+        group=group.index,
+        hardware=group.hardware,
+        model=model,
+        revision=group.target.revision,
+        speculative_config=config,
+        control=variant.control,
+        python=python,
+        log=log,
+    )
+
+
+def tokenize_request(target: Target, workload: Workload, loaded: LoadedWorkload) -> TokenizeRequest:
+    return TokenizeRequest(
+        target=target.name,
+        workload=workload.name,
+        ids=[prompt.id for prompt in loaded.prompts],
+        prompts=[prompt.messages if prompt.messages is not None else prompt.text for prompt in loaded.prompts],
+        template_options={**target.template_options, **workload.template_options},
+    )
 
 
 def token_ids(prompts: list[Prompt]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,18 +17,25 @@ import msgspec
 import draftproof
 from draftproof import results
 from draftproof.catalog import Catalog, load_catalog
-from draftproof.engines import ENGINES, open_engine
+from draftproof.engines import ENGINES, LiveArm, open_engine
 from draftproof.errors import DraftproofError, rule, scrub, unknown
+from draftproof.examples import FILE as EXAMPLES
+from draftproof.examples import Examples
+from draftproof.gate import gap_limit
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
-from draftproof.plan import Plan, build_plan
+from draftproof.plan import ArmSpec, Group, Plan, build_plan
 from draftproof.records import SCHEMA_VERSION, RunData, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver, ReplayResolver
-from draftproof.runner import NO_MODEL, Resolver, Runner
+from draftproof.runner import NO_MODEL, Resolver, Runner, fits, log_name, start_request, tokenize_request
+from draftproof.scenarios import Scenario
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
 
 LOCK = ".lock"
+SCRIPTED = "scripted"
+"""The variant whose drafts examples invent."""
+EXAMPLES_TEST = "tests_determinism/test_metamorphic.py"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +140,58 @@ class Session:
             raise DraftproofError(without)
         return self.judge()
 
+    def examples(self, cell: Cell, progress: Progress) -> Examples:
+        """Two arms of the cell's target for scenarios that are invented while they run; not started yet.
+
+        What they answer goes into the folder of this session's run, where there is one, else into a folder of its own.
+        """
+        self._check_engine()
+        resolver, engine = self._resolver(progress), self._engine()
+        study = msgspec.structs.replace(self.study, aa=False)
+        (group,) = build_plan(self.catalog, study, [msgspec.structs.replace(cell, variant=SCRIPTED)]).groups
+        workload, loaded = resolver.workload(cell.workload)
+        folder = self.folder or RunFolder(self.options.run_dir or self._new_path())
+        with folder.writing("create the report folder"):
+            (folder.path / "logs").mkdir(parents=True, exist_ok=True)
+        progress.say(f"examples: {folder.path / EXAMPLES}")
+
+        def start(group: Group, spec: ArmSpec) -> LiveArm:
+            log = folder.path / "logs" / f"examples-{log_name(spec.key)}.log"
+            variant = self.catalog.variants[spec.variant]
+            started: LiveArm = engine.start(
+                start_request(resolver, variant, group, spec, self.pythons[spec.build], log)
+            )
+            return started
+
+        def tokenize(arm: LiveArm) -> list[list[int]]:
+            rows = arm.tokenize(tokenize_request(group.target, workload, loaded)).token_ids
+            return [ids for ids in rows if fits(ids, study.max_prompt_tokens)]
+
+        return Examples(
+            group=group,
+            k=self.catalog.get("variants", SCRIPTED).k,
+            folder=folder,
+            limit_nats=gap_limit(self.catalog.thresholds.get(cell.hardware, [])),
+            start=start,
+            tokenize=tokenize,
+            command=self.example_command,
+            invented=study.live_examples,
+        )
+
+    def example_command(self, scenario: Scenario) -> str:
+        """What runs this one scenario again."""
+        options = self.options
+        given = ["--sd-study", self.study.name]
+        for folder in options.overlays:
+            given += ["--sd-catalog", str(folder)]
+        if options.prompts is not None:
+            given += ["--sd-prompts", str(options.prompts)]
+        if options.python != sys.executable:
+            given += ["--sd-python", options.python]
+        if options.engine != "vllm":
+            given += ["--sd-engine", options.engine]
+        return shlex.join(["pytest", EXAMPLES_TEST, *given, "--sd-example", scenario.json])
+
     def judge(self) -> results.RunResults:
         """Results of what is on disk."""
         assert self.folder is not None
@@ -228,13 +288,17 @@ class Session:
                 found = going_on(path, plan)
                 if found is not None:
                     return found
+        return self._create(self._new_path(), plan)
+
+    def _new_path(self) -> Path:
+        """A folder that is not there yet, named after the study and the time."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        path = root / f"{self.study.name}-{stamp}"
+        path = self.options.report_dir / f"{self.study.name}-{stamp}"
         number = 1
         while path.exists():
             number += 1
-            path = root / f"{self.study.name}-{stamp}-{number}"
-        return self._create(path, plan)
+            path = self.options.report_dir / f"{self.study.name}-{stamp}-{number}"
+        return path
 
     def _create(self, path: Path, plan: Plan) -> tuple[RunFolder, filelock.BaseFileLock]:
         header = RunHeader(

@@ -86,8 +86,9 @@ class Forced(Entry, frozen=True, kw_only=True):
 class Control(Entry, frozen=True, kw_only=True):
     """A proposer whose drafts' fate is known beforehand; it is fed the no-SD arm's outputs of the same prompts."""
 
-    kind: Literal["oracle", "adversarial", "random"]
-    """Right drafts; wrong drafts; right with probability `rate` a position, and wrong from the first wrong one on."""
+    kind: Literal["oracle", "adversarial", "random", "scripted"]
+    """Right drafts; wrong drafts; right with probability `rate` a position, and wrong from the first wrong one on; what
+    an example invents (no rotation runs that one)."""
     rate: float = 1.0
     seed: int = 0
 
@@ -381,6 +382,8 @@ class Study(Entry, frozen=True, kw_only=True):
     aa: bool = True
     """Run a second no-SD process in the same rotations: the run's own noise."""
     nightly: bool = False
+    live_examples: int = 0
+    """Invented examples that each property of ``test_metamorphic.py`` tries beside its chosen ones; 0: none is run."""
     seed: int = 0
     engine: dict[str, Any] = {}
     source: str = ""
@@ -394,6 +397,7 @@ class Study(Entry, frozen=True, kw_only=True):
         require(self.max_rotations >= self.rotations, "max_rotations", "at least rotations", self.max_rotations)
         require(self.requests is None or self.requests >= 1, "requests", "at least 1", self.requests)
         require(self.floor_rotations >= 0, "floor_rotations", "at least 0", self.floor_rotations)
+        require(self.live_examples >= 0, "live_examples", "at least 0", self.live_examples)
 
     def rotations_of(self, batch_size: int) -> tuple[int, int]:
         """Least and most rotations of a unit of this batch size."""

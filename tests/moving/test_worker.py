@@ -26,9 +26,12 @@ from draftproof.engines import (
     BlockRequest,
     NoiseRequest,
     ScoreRequest,
+    Scripted,
+    ServeRequest,
     StartRequest,
     TokenizeRequest,
     drafttally,
+    serving,
     stageclock,
     surroundings,
     worker,
@@ -37,6 +40,7 @@ from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess
 from draftproof.errors import EngineError, scrub
 from draftproof.plan import ArmSpec, build_plan
 from draftproof.records import DraftTally, UnitKey
+from draftproof.scenarios import Asked
 from draftproof.spec import Hardware, Sampling
 
 GONE_WITHIN_S = 10.0
@@ -105,7 +109,8 @@ class Engine:
         self.engine_core = NS(engine_core=NS(scheduler=self.scheduler, model_executor=executor))
         self.vllm_config = NS(
             model_config=NS(dtype="torch.float32", max_model_len=64, get_vocab_size=lambda: 100, enforce_eager=True,
-                            seed=0, hf_config=NS(architectures=["Toy"])),
+                            seed=0, hf_config=NS(architectures=["Toy"]),
+                            try_get_generation_config=lambda: {"eos_token_id": [2, 9]}),
             cache_config=NS(enable_prefix_caching=False, block_size=16, num_gpu_blocks=4),
             scheduler_config=NS(max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False,
                                 enable_chunked_prefill=True),
@@ -134,8 +139,10 @@ class Tokenizer:
     def get_vocab(self):
         return {"a": 1, "b": 2}
 
-    def decode(self, ids):
-        return "".join(f"<{i}>" for i in ids)
+    eos_token_id = 2
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(f"<{token}>" for token in ids if not (skip_special_tokens and token == 2))
 
 
 class LLM:
@@ -160,7 +167,8 @@ class LLM:
             os._exit(5)
         if mode == "hang in a block":
             time.sleep(600)
-        count = sampling.max_tokens
+        each = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        count = max(fields.max_tokens for fields in each)
         scheduler = self.llm_engine.scheduler
         for number, prompt in enumerate(prompts):
             size = len(prompt["prompt_token_ids"])
@@ -175,8 +183,10 @@ class LLM:
         as_prompt = {5: NS(logprob=-0.25), 6: NS(logprob=-1.75), 7: NS(logprob=-3.0)}
         metrics = NS(to_dict=lambda: {"per_step_accepted": [1], "per_step_drafted": [3]})
         return [NS(prompt_logprobs=[None, *[as_prompt] * (len(prompt["prompt_token_ids"]) - 1)],
-                   outputs=[NS(token_ids=(5,) * count, finish_reason="length", logprobs=logprobs,
-                               spec_decode_metrics=metrics)]) for prompt in prompts]
+                   prompt_token_ids=prompt["prompt_token_ids"],
+                   outputs=[NS(token_ids=(5,) * fields.max_tokens, finish_reason="length", logprobs=logprobs,
+                               text=str(sorted(vars(fields).items())), stop_reason=None,
+                               spec_decode_metrics=metrics)]) for prompt, fields in zip(prompts, each)]
 """,
     "vllm/engine/__init__.py": "",
     "vllm/engine/arg_utils.py": """
@@ -574,8 +584,41 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
         assert arm.forced_gaps(texts) == [[1.5] * 4] * 2, "the text is a prompt now"
         unseen = [msgspec.structs.replace(texts[0], pairs=[(5, 99)] * 4)]
         assert arm.forced_gaps(unseen) == [[None] * 4], "not among the 20 best"
+        served = arm.serve(
+            ServeRequest(
+                requests=[
+                    Asked(prompt=[1, 2, 3], max_tokens=2, min_tokens=1, stop=["a"], stop_token_ids=[7]),
+                    Asked(prompt=[1, 4], max_tokens=3),
+                ],
+                script=[Scripted(prompt=[1, 4], reference=[5], plan=[[0]])],
+            )
+        )
+        assert (served.eos_token_id, served.more_stop_ids) == (2, [9])
+        first, second = served.received
+        assert first.text == str(
+            [("ignore_eos", False), ("max_tokens", 2), ("min_tokens", 1), ("stop", ["a"]), ("stop_token_ids", [7]),
+             ("temperature", 0.0)]
+        ), "each request has its own sampling parameters"  # fmt: skip
+        assert (first.token_ids, first.finish_reason, first.prompt_tokens) == ([5, 5], "length", 3)
+        assert (second.token_ids, second.decoded, second.ends) == ([5] * 3, "<5><5><5>", [3, 6, 9])
+        assert (second.accepted, second.drafted) == ([1], [3])
     finally:
         arm.close()
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, 0 a special one; a text begins without its leading space."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return bytes(filter(None, ids)).decode("utf-8", "replace").removeprefix(" ")
+
+
+def test_an_output_is_decoded_behind_its_prompt() -> None:
+    """Its own leading space stays; a character counts with the token that completes it, half a one at the end never."""
+    ids = [*" é".encode(), 0, *b"x", *"é".encode()[:1]]
+    assert serving.decode(Bytes(), list(b"hello"), ids) == (" éx", [1, 1, 2, 2, 3, 3])
+    assert serving.decode(Bytes(), list(b"hello"), []) == ("", [])
 
 
 def test_the_home_folder_stays_out_of_log_tails(

@@ -11,6 +11,7 @@ import msgspec
 from draftproof.errors import unknown
 from draftproof.plan import ArmSpec
 from draftproof.records import Axis, DraftTally, Output, UnitKey
+from draftproof.scenarios import Asked, Received
 from draftproof.spec import Control, Hardware, Purpose, Sampling
 
 
@@ -121,6 +122,30 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probability of the first of the pair less that of the second, one a position; NaN from a broken model."""
 
 
+class Scripted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scripted control knows of one prompt: a reference for its output, and its plan of drafts."""
+
+    prompt: list[int]
+    reference: list[int]
+    plan: list[list[int]]
+
+
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of unlike requests, as users send them."""
+
+    requests: list[Asked]
+    script: list[Scripted] = []
+    """For an arm with a scripted control; its first entry that holds counts."""
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    received: list[Received]
+    """In the order of the requests."""
+    eos_token_id: int | None
+    more_stop_ids: list[int]
+    """Further ids that end an output where EOS is not ignored."""
+
+
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     environment: dict[str, Any]
@@ -148,6 +173,8 @@ class LiveArm(Protocol):
 
         None: one token of the pair is not among the 20 best here.
         """
+
+    def serve(self, request: ServeRequest) -> Answers: ...
 
     def close(self) -> None: ...
 

@@ -18,6 +18,11 @@ class Script:
     ``oracle``: the reference continuation itself. ``adversarial``: at each position another token than the reference's.
     ``random``: right with probability `rate` at each position, and wrong from the first wrong one on, seeded by prompt
     and position, so that a second pass drafts the same. Where the text has left its reference nothing is drafted.
+
+    ``scripted``: by a plan of its own for each prompt, a list of drafts that are lists of integers. After `done` output
+    tokens the draft is ``plan[done % len(plan)]``; an integer n stands for the reference's token there plus n, and
+    where the reference has ended or was left, for token n itself, both modulo the vocabulary. No plan, no draft. One
+    prompt may have several references: the first that still holds counts.
     """
 
     def __init__(self) -> None:
@@ -25,10 +30,17 @@ class Script:
         self.rate = 1.0
         self.seed = 0
         self._references: list[tuple[list[int], list[int]]] = []
+        self._plans: list[list[list[int]]] = []
 
-    def load(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> None:
-        """Set the block's references: prompt ids and the output ids that follow them."""
+    def load(
+        self,
+        prompts: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        plans: Sequence[list[list[int]]] = (),
+    ) -> None:
+        """Set the block's references: prompt ids and the output ids that follow them; and the plans, one a prompt."""
         self._references = [(list(p), list(c)) for p, c in zip(prompts, continuations, strict=True)]
+        self._plans = list(plans)
 
     def upcoming(self, known: list[int], k: int) -> tuple[int, list[int]] | None:
         """(Index of the reference that `known` is the beginning of, its next k tokens); None where there is none."""
@@ -44,6 +56,8 @@ class Script:
 
     def draft(self, known: list[int], k: int, vocab_size: int) -> list[int]:
         """Up to k draft tokens after `known`."""
+        if self.kind == "scripted":
+            return self._planned(known, k, vocab_size)
         found = self.upcoming(known, k)
         if found is None:
             return []
@@ -56,6 +70,21 @@ class Script:
             while right < len(tokens) and chance.random() < self.rate:
                 right += 1
         return tokens[:right] + [(token + 1) % vocab_size for token in tokens[right:]]
+
+    def _planned(self, known: list[int], k: int, vocab_size: int) -> list[int]:
+        index, tokens = self.upcoming(known, k) or (self._owner(known), [])
+        plan = self._plans[index] if index is not None and index < len(self._plans) else []
+        if index is None or not plan:
+            return []
+        done = len(known) - len(self._references[index][0])
+        draft = plan[done % len(plan)][:k]
+        coming = tokens + [0] * (len(draft) - len(tokens))
+        return [(token + offset) % vocab_size for token, offset in zip(coming, draft, strict=False)]
+
+    def _owner(self, known: list[int]) -> int | None:
+        """The longest prompt that `known` begins with."""
+        mine = [index for index, (prompt, _) in enumerate(self._references) if known[: len(prompt)] == prompt]
+        return max(mine, key=lambda index: len(self._references[index][0]), default=None)
 
 
 SCRIPT = Script()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from draftproof import tables
 from draftproof.engines import (
+    Answers,
     ArmFacts,
     BlockRequest,
     BlockResult,
@@ -13,6 +14,7 @@ from draftproof.engines import (
     NoiseRequest,
     Score,
     ScoreRequest,
+    ServeRequest,
     StartRequest,
     Tokenized,
     TokenizeRequest,
@@ -101,6 +103,9 @@ class ReplayArm:
         assert line is not None, "continuations are asked for first"
         known = text.gaps_nats[: line.positions]
         return [[known[0] - line.rows_nats, *known[1:], *[None] * line.unscored] if known else [None] * line.unscored]
+
+    def serve(self, request: ServeRequest) -> Answers:
+        raise EngineError("replay", "a recorded run cannot answer invented requests")
 
     def close(self) -> None:
         """Nothing to end."""

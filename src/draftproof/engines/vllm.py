@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from draftproof.engines import (
+    Answers,
     ArmFacts,
     BlockRequest,
     BlockResult,
@@ -23,6 +24,7 @@ from draftproof.engines import (
     NoiseRequest,
     Score,
     ScoreRequest,
+    ServeRequest,
     StartRequest,
     Tokenized,
     TokenizeRequest,
@@ -30,6 +32,7 @@ from draftproof.engines import (
 from draftproof.engines.surroundings import PRELOAD_VARIABLE
 from draftproof.errors import EngineError, scrub
 from draftproof.records import DraftTally, Output
+from draftproof.scenarios import Received
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_TAIL_BYTES = 4000
@@ -240,6 +243,30 @@ class VllmArm:
         )
         gaps: list[list[float | None]] = answer["gaps_nats"]
         return gaps
+
+    def serve(self, request: ServeRequest) -> Answers:
+        answer = self._process.call(
+            "serve",
+            self._hardware.block_timeout_s,
+            prompts=[asked.prompt for asked in request.requests],
+            sampling=[
+                {
+                    "temperature": 0.0,
+                    "max_tokens": asked.max_tokens,
+                    "min_tokens": asked.min_tokens,
+                    "ignore_eos": asked.ignore_eos,
+                    "stop": asked.stop,
+                    "stop_token_ids": asked.stop_token_ids,
+                }
+                for asked in request.requests
+            ],
+            script=msgspec.to_builtins(request.script),
+        )
+        return Answers(
+            received=[Received(**row) for row in answer["received"]],
+            eos_token_id=answer["eos_token_id"],
+            more_stop_ids=answer["more_stop_ids"],
+        )
 
     def close(self) -> None:
         self._process.close()

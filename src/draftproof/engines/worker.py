@@ -42,10 +42,10 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, stageclock, surroundings
+    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings
 else:
-    drafttally, labels, stageclock, surroundings = map(
-        load_beside, ("drafttally", "labels", "stageclock", "surroundings")
+    drafttally, labels, serving, stageclock, surroundings = map(
+        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings")
     )
 
 CONTEXT_TOKENS = 16
@@ -325,6 +325,10 @@ class Arm:
                 rows.append(gaps)
         return {"gaps_nats": rows}
 
+    def serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One batch of unlike requests: what each user receives."""
+        return serving.serve(self.llm, importlib.import_module("vllm").SamplingParams, self.script, request)
+
 
 class ArmError(Exception):
     """A failure with a kind that the parent can tell apart."""
@@ -375,6 +379,7 @@ def serve(source: Any, sink: Any) -> None:
         "score": arm.score,
         "decode_gaps": arm.decode_gaps,
         "forced_gaps": arm.forced_gaps,
+        "serve": arm.serve,
     }
     while True:
         request = requests.get()
