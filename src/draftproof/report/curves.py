@@ -11,7 +11,7 @@ from draftproof.report.determinism import arm_of, compared, grid, longest_of, su
 from draftproof.results import RunResults
 
 WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 398, 10, 206
+LEFT, RIGHT, TOP, BOTTOM = 56, 400, 10, 206
 """The frame of a panel, in units of its view box."""
 
 COLOURS = 7
@@ -45,7 +45,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     steps: str
     """Path of the step function."""
     bars: str
-    """Path of the intervals at the lengths of the table."""
+    """Path of the intervals at some lengths of the table."""
     marks: str
 
 
@@ -65,19 +65,21 @@ class Survivals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def looks_of(results: RunResults) -> dict[str, Look]:
-    """Variant -> look, by its place among the variants that have a curve; controls are dashed."""
-    found: dict[str, Look] = {}
+    """Variant -> look, for those that have a curve; controls come last, and dashed."""
+    controls: dict[str, bool] = {}
     for cell, same in compared(results):
-        variant = cell.cell.variant
-        if same.survival is not None and variant not in found:
+        if same.survival is not None and cell.cell.variant not in controls:
             arm = arm_of(results, cell)
-            found[variant] = Look(
-                variant=variant,
-                colour=len(found) % COLOURS,
-                marker=MARKERS[len(found) % len(MARKERS)],
-                dashed=bool(arm and arm.control),
-            )
-    return found
+            controls[cell.cell.variant] = bool(arm and arm.control)
+    return {
+        variant: Look(
+            variant=variant,
+            colour=number % COLOURS,
+            marker=MARKERS[number % len(MARKERS)],
+            dashed=controls[variant],
+        )
+        for number, variant in enumerate(sorted(controls, key=controls.__getitem__))
+    }
 
 
 def survivals(results: RunResults) -> Survivals | None:
@@ -115,7 +117,7 @@ def survivals(results: RunResults) -> Survivals | None:
 
 def described(variant: str, survival: Survival) -> str:
     end = survival.tokens[-1]
-    return f"{variant}: {survival_text(survival_at(survival, end))} after {end:,} tokens"
+    return f"{variant} after {end:,} tokens: {survival_text(survival_at(survival, end))}"
 
 
 def at_tokens(tokens: int, longest: int) -> int:
@@ -153,7 +155,7 @@ def curve(look: Look, survival: Survival, longest: int, place: float, lines: int
     steps += f"H{at_tokens(survival.tokens[-1], longest)}"
     bars = marks = ""
     aside = place * min(5.0, 34 / lines)
-    for tokens in grid(longest):
+    for tokens in grid(longest)[::-2]:  # every second length: bars of twelve lines keep apart
         point = survival_at(survival, tokens)
         if point is not None:
             at = f"{at_tokens(tokens, longest) + aside:.1f}".removesuffix(".0")

@@ -41,6 +41,7 @@ AXES: dict[AxisName, str] = {
 TITLE = "Outputs against no-SD"
 EARLIEST_TITLE = "Earliest differences"
 EARLIEST = 10
+PROMPT_CHARS = 80
 PER_1000 = "first differences per 1,000 tokens [95 %]"
 
 
@@ -63,6 +64,8 @@ class Earliest(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     label: str
     variant: str
+    prompt: str
+    """The prompt's id; a long one is cut."""
     difference: Comparison
     margin: str
     command: str
@@ -74,6 +77,10 @@ class Earliest(msgspec.Struct, frozen=True, kw_only=True):
 def per_1000(value: float) -> str:
     """Two decimals, or one digit of what is too small for them."""
     return f"{value:.2f}" if value == 0 or value >= 0.05 else f"{value:.1g}"
+
+
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... (cut: {len(text) - limit} more characters)"
 
 
 def rate_text(rate: Rate | None) -> str:
@@ -141,7 +148,7 @@ def cause_table(results: RunResults) -> Table | None:
     head += ["no-SD itself"]
     note = "Requests by cause; copies of one prompt in a batch are one. Tokens are at risk up to the first difference."
     if with_control:
-        head += ["control of the same k", "its first differences [95 %]", "p"]
+        head += ["control of the same k", "its differences [95 %]", "p"]
         note += (
             " A control's drafts change nothing but how many rows are computed together; p: of no more ties than it "
             "has, one-sided, after Holm over the run."
@@ -149,7 +156,7 @@ def cause_table(results: RunResults) -> Table | None:
     broken = [f"{view.label(results, cell)} ({same.garbage})" for cell, same in cells if same.garbage]
     if broken:
         note += " No-SD's own output is garbage, and the comparison worth nothing: " + "; ".join(broken) + "."
-    return Table(name="causes", title="Causes", note=note, head=head, body=body, names=3)
+    return Table(name="causes", title="Causes", note=note, head=head, body=body, names=2)
 
 
 def floor_table(results: RunResults) -> Table | None:
@@ -200,12 +207,13 @@ def rows_table(results: RunResults) -> Table | None:
         body.append(line)
     head = ["workload", "B", "k", "rows a request"]
     for drafts in ("right drafts", "wrong drafts"):
-        head += [f"{drafts}: outputs changed", f"{drafts}: {PER_1000}"]
+        head += [f"{drafts}: changed", f"{drafts}: per 1,000 tokens [95 %]"]
     return Table(
         name="rows",
         title="What the number of rows alone changes",
-        note="Against no-SD, which computes one row a request. Right drafts are no-SD's own tokens (oracle), wrong "
-        "ones another token at every place (adversarial): neither has anything else to bring into an output.",
+        note="Outputs that differ from no-SD's, which computes one row a request, and first differences per 1,000 "
+        "tokens. Right drafts are no-SD's own tokens (oracle), wrong ones another token at every place (adversarial): "
+        "neither has anything else to bring into an output.",
         head=head,
         body=body,
         names=1,
@@ -236,7 +244,7 @@ def repeat_table(results: RunResults) -> Table | None:
         "otherwise in the second" + ("; engine steps of these, which throughput follows:" if body else "."),
         head=["variant", "workload", "B", "equal text", "accepted otherwise", "steps, pass 1", "steps, pass 2"],
         body=body,
-        names=3,
+        names=2,
     )
 
 
@@ -291,11 +299,11 @@ def survival_table(results: RunResults) -> Table | None:
     return Table(
         name="survival",
         title="Share still identical",
-        note="Share of requests that are still no-SD's after so many output tokens [95 %], and how many were still "
-        "looked at. An identical output leaves at its end.",
+        note="Share of requests that are still no-SD's after so many output tokens [95 %], and how many were at risk. "
+        "An identical output leaves at its end.",
         head=["variant", "workload", "B", *[f"after {tokens:,}" for tokens in lengths]],
         body=body,
-        names=3,
+        names=2,
     )
 
 
@@ -338,7 +346,8 @@ def earliest(results: RunResults) -> list[Earliest]:
         Earliest(
             number=number,
             label=view.label(results, cell),
-            variant=view.name(results, cell)[0],
+            variant=cell.cell.variant,
+            prompt=shorten(difference.prompt_id, PROMPT_CHARS),
             difference=difference,
             margin=margin_text(difference, cell.sameness.limit_nats if cell.sameness else None),
             command=command(results, cell),

@@ -379,6 +379,7 @@ def render_html(results: RunResults, header: RunHeader) -> str:
             stage_body=stage_body,
             positions=view.position_table(results),
             **outputs(results),
+            token_chars=TOKEN_CHARS,
             shared=shared,
             arms=arms,
             study=study_facts(results, header),

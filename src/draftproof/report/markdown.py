@@ -64,7 +64,7 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
         [
             str(found.number),
             found.label,
-            found.difference.prompt_id,
+            found.prompt,
             str(found.difference.position),
             *([view.token_text(text) for text in found.difference.texts] if found.difference.texts else ["?", "?"]),
             found.margin,
@@ -74,9 +74,14 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
     ]
     note = determinism.earliest_note(len(earliest), len(view.first_differences(results)))
     lines = ["", f"### {determinism.EARLIEST_TITLE}", "", cell_text(note), ""]
-    lines += [*table(DIFFERENCE_HEAD, body, code=TOKEN_COLUMNS), "", "Their texts, as the model wrote them, and commands:", ""]
+    lines += [
+        *table(DIFFERENCE_HEAD, body, code=TOKEN_COLUMNS),
+        "",
+        "Their texts, as the model wrote them, and commands:",
+        "",
+    ]
     for found in earliest:
-        lines.append(f"{found.number}. {cell_text(found.label)}, prompt {cell_text(found.difference.prompt_id)}")
+        lines.append(f"{found.number}. {cell_text(found.label)}, prompt {cell_text(found.prompt)}")
         texts = [
             ("after", view.tail_text(found.difference.before, TEXT_CHARS)),
             ("no-SD goes on", view.token_text(found.difference.after[0], TEXT_CHARS)),

@@ -9,6 +9,7 @@ from draftproof.results import RunResults
 
 PANELS_SHOWN = 6
 ROWS_SHOWN = 60
+ROWS_BESIDE_FIGURES = 12
 """A longer table is folded."""
 
 
@@ -25,4 +26,5 @@ def outputs(results: RunResults) -> dict[str, Any]:
         "causes": determinism.CAUSES,
         "panels_shown": PANELS_SHOWN,
         "rows_shown": ROWS_SHOWN,
+        "rows_beside_figures": ROWS_BESIDE_FIGURES,
     }
