@@ -495,7 +495,7 @@ def test_curves_stay_within_their_frame_and_never_rise(lines: list[list[tuple[in
         assert all(curves.TOP <= place <= curves.BOTTOM for place in down)
         assert all(0 < float(x) < curves.WIDTH for x in re.findall(r"M([\d.]+)", line.bars + line.marks))
     ticks = [place for place, _ in found.x_ticks]
-    assert all(b - a >= 26 for a, b in itertools.pairwise(ticks))
+    assert all(b - a >= 16 for a, b in itertools.pairwise(ticks))
     assert {text for _, text in found.y_ticks} >= {"0", "1"}
 
 

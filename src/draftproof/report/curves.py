@@ -14,6 +14,9 @@ WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 400, 10, 206
 """The frame of a panel, in units of its view box."""
 
+DIGIT = 8
+"""Width that a digit of a label takes."""
+
 COLOURS = 7
 """Classes ``s0`` to ``s6`` of the page's style: colours that colour-blind readers can tell apart."""
 
@@ -130,12 +133,12 @@ def at_share(share: float) -> int:
 
 
 def x_ticks(longest: int) -> list[tuple[int, str]]:
-    """Powers of two with room between them, and the end of the axis."""
+    """Powers of two, and the end of the axis where nothing else is printed."""
     doublings = max(1, math.ceil(math.log2(max(longest, 2)) / 8))
     found = [(at_tokens(longest, longest), f"{longest:,}")]
     tokens = 1
     while tokens < longest:
-        if found[0][0] - at_tokens(tokens, longest) >= 26:
+        if found[0][0] - at_tokens(tokens, longest) >= DIGIT * (len(found[0][1]) + 1):
             found.append((at_tokens(tokens, longest), f"{tokens:,}"))
         tokens *= 2**doublings
     return sorted(found)

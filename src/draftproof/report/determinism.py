@@ -240,7 +240,7 @@ def repeat_table(results: RunResults) -> Table | None:
     return Table(
         name="repeats",
         title="Acceptance of equal text",
-        note=f"Of {requests} requests that wrote the same text in both passes, {differing} were drafted or accepted "
+        note=f"Of {requests:,} requests that wrote the same text in both passes, {differing:,} were drafted or accepted "
         "otherwise in the second" + ("; engine steps of these, which throughput follows:" if body else "."),
         head=["variant", "workload", "B", "equal text", "accepted otherwise", "steps, pass 1", "steps, pass 2"],
         body=body,
