@@ -108,6 +108,15 @@ def shipped() -> Catalog:
     return load_catalog()
 
 
+INVARIANT = """
+name = "mine"
+title = "Mine"
+plain = "eagle3"
+[forces]
+batch_invariant = true
+"""
+
+
 def overlay(folder: Path, **files: str) -> Path:
     """A folder of entries; `kind__stem="..."` is written to ``kind/stem.toml``."""
     for name, text in files.items():
@@ -318,7 +327,7 @@ REFUSED = {
         [
             "variants/mine.toml",
             "`colour`",
-            "known: control, drafters, expected_acceptance, forces, k, method, name, options, source, title",
+            "known: control, drafters, expected_acceptance, forces, k, method, name, options, plain, source, title",
         ],
     ),
     "unknown key of a study's row": (
@@ -539,6 +548,26 @@ REFUSED = {
         {"targets__mine": DERIVED, "drafters__mine": DRAFTER},
         ["targets/mine.toml", "derived.drafter must be of kind 'mtp' and for target 'smollm2-135m'", "got 'mine'"],
     ),
+    "batch invariance of nothing": (
+        {"variants__mine": INVARIANT.replace('plain = "eagle3"', "")},
+        ["variants/mine.toml", "plain must be given exactly with forces.batch_invariant"],
+    ),
+    "a plain variant without batch invariance": (
+        {"variants__mine": INVARIANT.replace("true", "false")},
+        ["variants/mine.toml", "plain must be given exactly with forces.batch_invariant"],
+    ),
+    "batch invariance of an unknown variant": (
+        {"variants__mine": INVARIANT.replace("eagle3", "eagle4")},
+        ["variants/mine.toml", "plain", "'eagle4'", "known: ", "eagle3"],
+    ),
+    "batch invariance of what has it": (
+        {"variants__mine": INVARIANT.replace("eagle3", "eagle3_invariant")},
+        ["variants/mine.toml", "plain must be a variant that is not one itself", "got 'eagle3_invariant'"],
+    ),
+    "a variant without a method": (
+        {"variants__mine": VARIANT.replace('method = "ngram"', "")},
+        ["variants/mine.toml", "method must be vLLM's name of a method"],
+    ),
     "no TOML": ({"variants__mine": "name = "}, ["variants/mine.toml", "not valid TOML"]),
 }
 
@@ -596,8 +625,10 @@ def test_an_overlay_replaces_an_entry_of_the_same_name(tmp_path: Path, shipped: 
         overlay(tmp_path, variants__other=VARIANT.replace('"mine"', '"ngram"').replace("k = 3", "k = 7"))
     )
     assert found.variants["ngram"].k == 7
-    assert {n: v for n, v in found.variants.items() if n != "ngram"} == {
-        n: v for n, v in shipped.variants.items() if n != "ngram"
+    assert found.variants["ngram_invariant"].k == 7, "it is the same but for its kernels"
+    mine = {"ngram", "ngram_invariant"}
+    assert {n: v for n, v in found.variants.items() if n not in mine} == {
+        n: v for n, v in shipped.variants.items() if n not in mine
     }
 
 

@@ -6,14 +6,19 @@ from typing import Any, get_args
 
 import pytest
 
+from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.stats import Ratio
 from draftproof.errors import DraftproofError
 from draftproof.gate import (
+    Excess,
+    Judgement,
     Verdict,
-    gap_limit,
     informing,
     judge_determinism,
+    judge_invariance,
+    judge_repeats,
     judge_throughput,
+    limit_of,
     noise_cap,
     outcome,
     tie_limit,
@@ -44,6 +49,23 @@ def throughput(
         cell or make_cell(), speedup, list(limits), failures or [], unlike or [], needs_speedup=needs_speedup
     )
     return found.verdict, found.reason
+
+
+RULES = [make_limit(0.0, metric="divergent_share"), make_limit(0.0, metric="inconclusive_share")]
+RULES += [make_limit(1.0, metric="near_tie_ratio")]
+
+
+def determinism(
+    causes: dict[str, int],
+    failures: list[FailureLine] | None = None,
+    unlike: list[str] | None = None,
+    *,
+    limits: list[Threshold] | None = None,
+    garbage: str = "",
+    excess: Excess | None = None,
+) -> Judgement:
+    rows = RULES if limits is None else limits
+    return judge_determinism(make_cell(), causes, rows, failures or [], unlike or [], garbage=garbage, excess=excess)
 
 
 # -- throughput ------------------------------------------------------------------------------------------------------
@@ -143,7 +165,7 @@ def test_a_failure_of_another_purpose_is_not_the_throughputs(purpose: str) -> No
     """A stage clock that cannot be had takes nothing from the speedup, nor from the outputs."""
     failures = [make_failure(purpose=purpose)]
     assert throughput(make_ratio(1.1, 1.2), make_limit(), failures=failures)[0] == "PASS"
-    assert judge_determinism({"identical": 1}, failures, []).verdict == "PASS"
+    assert determinism({"identical": 1}, failures, []).verdict == "PASS"
 
 
 def test_arms_that_differ_in_a_held_field_are_not_compared() -> None:
@@ -152,8 +174,8 @@ def test_arms_that_differ_in_a_held_field_are_not_compared() -> None:
         verdict, reason = throughput(ratio, make_limit(), unlike=["dtype: a, b", "threads: 1, 2"])
         assert verdict == "INCOMPARABLE"
         assert reason.endswith("dtype: a, b; threads: 1, 2")
-    assert judge_determinism({"identical": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
-    assert judge_determinism({"divergent": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
+    assert determinism({"identical": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
+    assert determinism({"divergent": 8}, [], ["dtype: a, b"]).verdict == "INCOMPARABLE"
 
 
 def test_a_failure_goes_before_a_difference_of_settings() -> None:
@@ -180,13 +202,13 @@ def test_a_failure_goes_before_a_difference_of_settings() -> None:
 )
 def test_the_table_of_determinism(causes: dict[str, int], verdict: Verdict, said: str) -> None:
     """One divergent output is enough; nothing to compare is no pass."""
-    found = judge_determinism(causes, [], [])
+    found = determinism(causes, [], [])
     assert found.verdict == verdict
     assert said in found.reason
 
 
 def test_a_failed_arm_has_no_outputs_to_judge() -> None:
-    assert judge_determinism({"identical": 8}, [make_failure()], []).verdict == "FAILED"
+    assert determinism({"identical": 8}, [make_failure()], []).verdict == "FAILED"
 
 
 # -- pytest's outcomes -----------------------------------------------------------------------------------------------
@@ -213,22 +235,96 @@ def test_each_verdict_has_one_outcome(verdict: Verdict) -> None:
     assert (outcome(verdict, gating=False), outcome(verdict, gating=True)) == OUTCOMES[verdict]
 
 
+def test_garbage_is_not_praised_for_being_the_same() -> None:
+    found = determinism({"identical": 8}, garbage="one token in all prompts")
+    assert found.verdict == "FAILED"
+    assert "one token in all prompts" in found.reason
+
+
+def make_excess(p: float) -> Excess:
+    return Excess(control="oracle", p=p, per_1000=9.5, control_per_1000=1.25)
+
+
+@pytest.mark.parametrize(("p", "verdict"), [(0.0499, "REGRESSED"), (0.0501, "PASS"), (1.0, "PASS")])
+def test_more_ties_than_rows_alone_make_is_a_regression(p: float, verdict: Verdict) -> None:
+    """A drafter has nothing to do with the target's rounding; both rates are told either way."""
+    found = determinism({"identical": 6, "near_tie": 2}, excess=make_excess(p))
+    assert found.verdict == verdict
+    assert "9.50, with oracle 1.25" in found.reason
+
+
+def test_the_order_of_what_is_wrong_with_outputs() -> None:
+    """Divergent before inconclusive before too many ties."""
+    causes = {"divergent": 1, "inconclusive": 1, "near_tie": 6}
+    assert determinism(causes, excess=make_excess(0.0)).verdict == "FAILED"
+    assert determinism({**causes, "divergent": 0}, excess=make_excess(0.0)).verdict == "UNSTABLE"
+
+
+def test_inconclusive_requests_may_be_allowed_by_a_limit() -> None:
+    """Where two equal engines are known to differ, a share of them says nothing."""
+    allowed = [*RULES, make_limit(0.25, metric="inconclusive_share")]
+    assert determinism({"identical": 3, "inconclusive": 1}, limits=allowed).verdict == "PASS"
+    assert determinism({"identical": 2, "inconclusive": 1}, limits=allowed).verdict == "UNSTABLE"
+
+
+@pytest.mark.parametrize("metric", ["divergent_share", "inconclusive_share"])
+def test_without_its_limit_nothing_is_judged(metric: str) -> None:
+    rows = [row for row in RULES if row.metric != metric]
+    with pytest.raises(DraftproofError, match=f"'{metric}' that covers .*; add one with its source to fixtures/thresh"):
+        determinism({"identical": 3}, limits=rows)
+
+
+@pytest.mark.parametrize(
+    ("plain", "invariant", "verdict"),
+    [
+        ({"identical": 6, "near_tie": 2}, {"identical": 8}, "PASS"),
+        ({"identical": 6, "near_tie": 2}, {"identical": 7, "near_tie": 1}, "REGRESSED"),
+        ({"identical": 8}, {"identical": 8}, "INSUFFICIENT"),
+        ({"identical": 8}, {"identical": 7, "divergent": 1}, "REGRESSED"),
+        (None, {"identical": 8}, "INSUFFICIENT"),
+        ({"identical": 8}, None, "INSUFFICIENT"),
+    ],
+)
+def test_batch_invariance_counts_only_where_its_absence_shows(
+    plain: dict[str, int] | None, invariant: dict[str, int] | None, verdict: Verdict
+) -> None:
+    assert judge_invariance(plain, invariant).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("repeats", "verdict"), [((8, 0, (0, 0)), "PASS"), ((8, 2, (9, 11)), "UNSTABLE"), ((0, 0, (0, 0)), "INSUFFICIENT")]
+)
+def test_equal_text_accepted_otherwise_is_told(repeats: tuple[int, int, tuple[int, int]], verdict: Verdict) -> None:
+    requests, differing, steps = repeats
+    found = judge_repeats(AcceptanceRepeat(requests=requests, differing=differing, steps=steps), [])
+    assert found.verdict == verdict
+    assert judge_repeats(None, []).verdict == "INSUFFICIENT"
+    assert judge_repeats(None, [make_failure()]).verdict == "FAILED"
+    if differing:
+        assert "9 steps of these requests, then 11" in found.reason
+
+
 # -- limits that are looked up ---------------------------------------------------------------------------------------
 
 
 def test_the_gap_of_a_tie_is_a_row_of_the_limits() -> None:
-    assert gap_limit([make_limit(), make_limit(0.25, metric="divergence_gap_nats")]) == 0.25
+    assert (
+        limit_of(
+            [make_limit(), make_limit(0.25, metric="divergence_gap_nats")], "divergence_gap_nats", make_cell()
+        ).limit
+        == 0.25
+    )
 
 
 def test_the_last_row_for_ties_counts() -> None:
     """The user's overlay comes after ours."""
     rows = [make_limit(gap, metric="divergence_gap_nats") for gap in (0.25, 0.1)]
-    assert gap_limit(rows) == 0.1
+    assert limit_of(rows, "divergence_gap_nats", make_cell()).limit == 0.1
 
 
 @pytest.mark.parametrize(("measured", "limit"), [(None, 0.25), (0.0, 0.25), (0.2, 0.25), (0.25, 0.25), (0.75, 0.75)])
 def test_measured_noise_widens_a_tie_and_never_narrows_it(measured: float | None, limit: float) -> None:
-    assert tie_limit([make_limit(0.25, metric="divergence_gap_nats")], measured) == limit
+    assert tie_limit([make_limit(0.25, metric="divergence_gap_nats")], measured, make_cell()) == limit
 
 
 def test_measured_noise_has_a_cap_of_its_own_or_none() -> None:
@@ -239,8 +335,10 @@ def test_measured_noise_has_a_cap_of_its_own_or_none() -> None:
 
 @pytest.mark.parametrize("rows", [[], [make_limit()]])
 def test_without_a_row_for_ties_nothing_can_be_judged(rows: list[Threshold]) -> None:
-    with pytest.raises(DraftproofError, match=r"'divergence_gap_nats'; add one with its source to fixtures/thresholds"):
-        gap_limit(rows)
+    with pytest.raises(
+        DraftproofError, match=r"'divergence_gap_nats' that covers .*; add one with its source to fixtures/thresholds"
+    ):
+        limit_of(rows, "divergence_gap_nats", make_cell())
 
 
 def test_limits_that_inform_are_told_beside_the_figure() -> None:

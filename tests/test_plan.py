@@ -40,6 +40,7 @@ VARIANTS = (
     make_variant("eagle"),
     make_variant("eagle3"),
     make_variant("mtp", forces=Forced(async_scheduling=True)),
+    make_variant("eagle_invariant", method="eagle", plain="eagle", forces=Forced(batch_invariant=True)),
 )
 NAMES = tuple(variant.name for variant in VARIANTS)
 
@@ -303,6 +304,22 @@ def test_forced_settings_share_the_plain_baseline_on_cpu() -> None:
     assert keys(group) == ["no_sd", "eagle", "ngram"]
     assert {spec.engine["async_scheduling"] for spec in group.arms} == {False}
     assert {"VLLM_USE_V2_MODEL_RUNNER"} & {name for spec in group.arms for name in spec.variables} == set()
+
+
+def test_batch_invariance_is_forced_on_both_arms() -> None:
+    """The claim is about outputs with and without speculation, on the same kernels."""
+    plain, invariant = plan_of("eagle", "eagle_invariant", hardware=CUDA).groups
+    assert keys(invariant) == ["no_sd[batch-invariant]", "eagle_invariant"]
+    assert {spec.variables.get("VLLM_BATCH_INVARIANT") for spec in invariant.arms} == {"1"}
+    assert all("VLLM_BATCH_INVARIANT" not in spec.variables for spec in plain.arms)
+
+
+def test_each_group_has_a_float32_referee_that_is_none_of_its_arms() -> None:
+    """It runs after them, with the target's other settings."""
+    for group in plan_of("eagle", "ngram", hardware=CUDA).groups:
+        assert group.referee.role == "referee"
+        assert group.referee.key not in keys(group)
+        assert group.referee.engine == {**plan_of("eagle", hardware=CUDA).groups[0].arms[0].engine, "dtype": "float32"}
 
 
 @pytest.mark.parametrize("hardware", [CPU, CUDA], ids=["cpu", "cuda"])

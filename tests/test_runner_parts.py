@@ -15,7 +15,7 @@ from draftproof.plan import ArmSpec, Group, Unit, is_no_sd, references
 from draftproof.records import UnitKey
 from draftproof.runner import check_bos, fits, log_name
 from draftproof.spec import Hardware, Purpose, Target
-from tests.factories import make_cell
+from tests.factories import make_cell, make_study
 
 
 class Told:
@@ -57,10 +57,12 @@ def make_counter(
         hardware=Hardware(name="cpu", title="", markers=["cpu"], device="cpu", max_live_arms=6),
         arms=tuple(make_arm(key) for key in keys),
         units=units,
+        referee=make_arm("referee"),
     )
     ledger: Any = SimpleNamespace(done=lambda unit, purpose: set(range((done or {}).get(purpose, 0))))
     told = Told()
-    return Counter(group, ledger, purposes, rotations, 1, told), told
+    study = make_study(rotations=rotations, max_rotations=rotations, stage_blocks=1)
+    return Counter(group, ledger, purposes, study, told), told
 
 
 # -- what is left to do ----------------------------------------------------------------------------------------------

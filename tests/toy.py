@@ -24,6 +24,7 @@ from draftproof.engines import (
     ArmFacts,
     BlockRequest,
     BlockResult,
+    Continuation,
     NoiseRequest,
     Score,
     ScoreRequest,
@@ -32,7 +33,7 @@ from draftproof.engines import (
     TokenizeRequest,
 )
 from draftproof.errors import EngineError
-from draftproof.plan import Plan, build_plan
+from draftproof.plan import REFEREE, Plan, build_plan
 from draftproof.records import SCHEMA_VERSION, DraftTally, Output, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver
 from draftproof.runner import Runner
@@ -130,6 +131,13 @@ class Flip(Where):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spoil(Where):
+    """The outputs of the fitting blocks are not what the model wrote."""
+
+    change: Callable[[list[Output]], list[Output]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A block that an arm was asked for."""
 
@@ -160,14 +168,19 @@ class ToyEngine:
     interrupts: tuple[Where, ...] = ()
     """Where a KeyboardInterrupt arrives."""
     flips: tuple[Flip, ...] = ()
+    spoils: tuple[Spoil, ...] = ()
     refuses: dict[str, BaseException] = field(default_factory=dict)
     """Arm key -> what its start raises."""
     no_stages: dict[str, str] = field(default_factory=dict)
     """Arm key -> why it has no stage clock."""
     gap_nats: float | None = 3.0
-    """Distance of the second token of a pair to the best one; None: not among the 20 best."""
+    """Distance of the second token of a pair to the referee's best one; None: not among the 20 best."""
+    exact_tie: bool = False
+    """Whether both tokens of a pair score the same in the engine's own precision."""
     noise_nats: float = 0.0
-    """Largest change of a gap that the number of rows alone makes."""
+    """Largest distance of an engine's gap from the referee's, once a batch."""
+    nan_gaps: bool = False
+    """The model's log-probabilities are no numbers."""
     resolved: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Arm key -> what its vLLM made of the configuration otherwise than the others."""
     tokenize_error: EngineError | None = None
@@ -180,6 +193,8 @@ class ToyEngine:
     calls: list[Call] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     scored: list[ScoreRequest] = field(default_factory=list)
+    """By no-SD arms."""
+    refereed: list[ScoreRequest] = field(default_factory=list)
     measured: list[NoiseRequest] = field(default_factory=list)
     live: set[ToyArm] = field(default_factory=set)
     most_live: int = 0
@@ -260,6 +275,8 @@ class ToyArm:
         if request.purpose == "stages" and self.facts.stages_reason:
             return BlockResult(seconds=0.0, outputs=[], counters={}, stages_reason=self.facts.stages_reason)
         outputs = [self.output(request, index) for index in range(len(request.prompts))]
+        for spoil in engine.spoils:
+            outputs = spoil.change(outputs) if spoil.fits(self.key, request) else outputs
         return BlockResult(
             seconds=self.seconds(request, sum(len(output.token_ids) for output in outputs)),
             outputs=outputs,
@@ -351,22 +368,42 @@ class ToyArm:
         self.check()
         if self.engine.score_error is not None:
             raise self.engine.score_error
-        self.engine.scored += requests
+        if self.key == REFEREE:
+            self.engine.refereed += requests
+        else:
+            self.engine.scored += requests
         best, gap = -0.125, self.engine.gap_nats
+        if self.key != REFEREE:  # the engine's own precision is coarse
+            gap = 0.0 if self.engine.exact_tie else 0.0625
         return [
             Score(
                 best=best,
                 pair=(best, None if gap is None else best - gap),
                 texts=(f"<{request.pair[0]}>", f"<{request.pair[1]}>"),
+                before="so far",
+                after=("so", "otherwise"),
             )
             for request in requests
         ]
 
-    def noise(self, request: NoiseRequest) -> list[float]:
+    def decode_gaps(self, request: NoiseRequest) -> list[Continuation]:
         self.check()
         self.engine.measured.append(request)
-        positions = len(request.prompts) * request.output_tokens
-        return [self.engine.noise_nats, *[0.0] * (positions - 1)]
+        count = request.output_tokens
+        widest = math.nan if self.engine.nan_gaps else self.engine.noise_nats
+        return [
+            Continuation(
+                prompt=prompt,
+                output=generate(prompt, count),
+                pairs=[(FIRST, FIRST + 1)] * count,
+                gaps_nats=[0.0 if number else widest, *[0.0] * (count - 1)],
+            )
+            for number, prompt in enumerate(request.prompts)
+        ]
+
+    def forced_gaps(self, texts: list[Continuation]) -> list[list[float | None]]:
+        self.check()
+        return [[0.0] * len(text.pairs) if self.key == REFEREE else [*text.gaps_nats] for text in texts]
 
     def close(self) -> None:
         with self.engine.lock:
@@ -397,6 +434,13 @@ ENTRIES = {
         title = "a drafter that is right in two of three positions"
         method = "ngram"
         k = 2
+    """,
+    "variants/wise.toml": """
+        name = "wise"
+        title = "a control that knows the output"
+        method = "custom_class"
+        k = 3
+        control = { kind = "oracle" }
     """,
     "workloads/short.toml": """
         name = "short"
@@ -439,7 +483,28 @@ ENTRIES = {
         [[threshold]]
         metric = "noise_width_nats"
         limit = 1.0
-        estimator = "largest change of a gap"
+        estimator = "largest distance of a gap from the referee's"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "divergent_share"
+        limit = 0.0
+        estimator = "divergent requests / requests"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "inconclusive_share"
+        limit = 0.0
+        estimator = "inconclusive requests / requests"
+        gating = true
+        source = "the toy's own rule"
+
+        [[threshold]]
+        metric = "near_tie_ratio"
+        limit = 1.0
+        estimator = "one-sided E-test"
         gating = true
         source = "the toy's own rule"
     """,

@@ -146,6 +146,23 @@ def report(
 
 
 @app.command()
+def diff(
+    reference: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    other: Annotated[Path, typer.Argument(help="Folder of a run of the same study.")],
+    arm: Annotated[str, typer.Option(help="Arm of the first run.")] = "no_sd",
+    other_arm: Annotated[str | None, typer.Option(help="Arm of the second run (default: the same).")] = None,
+) -> None:
+    """Outputs of one arm in two runs, by token id; exit status 1 where any differs."""
+    from draftproof.rundiff import diff as outputs
+
+    lines, same = outputs(reference, other, arm, other_arm or arm)
+    for line in lines:
+        typer.echo(line)
+    if not same:
+        raise typer.Exit(1)
+
+
+@app.command()
 def memory(
     target: Annotated[str, typer.Argument(help="A target of the catalog, or a folder that holds config.json.")],
     drafter: Annotated[

@@ -11,15 +11,15 @@ from draftproof import gate
 from draftproof.analysis import tokendiff
 from draftproof.analysis.acceptance import AcceptanceRepeat, acceptance_repeat
 from draftproof.analysis.garbage import garbage
-from draftproof.analysis.lengths import LengthRow, length_rows
+from draftproof.analysis.lengths import NO_SD, LengthRow, length_rows
 from draftproof.analysis.stats import wilson
 from draftproof.analysis.survival import Observation, Rate, Survival, excess_p, holm, observe, rate, survival
 from draftproof.analysis.tokendiff import Cause, Comparison
 from draftproof.gate import Excess
 from draftproof.plan import AA, is_no_sd
 from draftproof.records import Output, RotationLine, ScoreLine, UnitKey
-from draftproof.spec import Threshold
 from draftproof.runview import Placed, View
+from draftproof.spec import Threshold
 
 TIES: frozenset[Cause] = frozenset({"exact_tie", "near_tie"})
 
@@ -99,6 +99,8 @@ class LengthTable(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     limit: int
     rows: list[LengthRow]
+    left_out: list[str] = []
+    """Cells of a partial run that have not answered all prompts."""
 
 
 # -- a variant against no-SD -------------------------------------------------------------------------------------------
@@ -411,24 +413,35 @@ def axis_of(axis: AxisName, batches: Sequence[Batch]) -> FloorAxis | None:
 
 
 def length_tables(view: View, places: Iterable[Placed]) -> list[LengthTable]:
-    """Lengths of all cells, where EOS ended the requests; one table for each target and workload."""
+    """Lengths of all cells, where EOS ended the requests; one table for each target and workload that no-SD ran."""
     if view.data.header.study.ignore_eos:
         return []
-    lengths: dict[tuple[str, str], dict[tuple[str, int], dict[str, list[int]]]] = {}
+    found: dict[tuple[str, str], dict[tuple[str, int], dict[str, list[int]]]] = {}
     limits: dict[tuple[str, str], int] = {}
     for place in places:
         if place.unit is None or place.build != "new":
             continue
-        cell = place.cell
-        found: dict[str, list[int]] = {}
+        table = (place.cell.target, place.cell.workload)
+        limits[table] = max(place.cell.output_tokens, limits.get(table, 0))
+        lengths: dict[str, list[int]] = {}
         for line in view.rotations(place.unit, "speed"):
             for prompt_id, output in zip(line.prompt_ids, view.first(line, place.key) or [], strict=False):
-                found.setdefault(prompt_id, []).append(len(output.token_ids))
-        if found:
-            table = (cell.target, cell.workload)
-            lengths.setdefault(table, {})[cell.variant, cell.batch_size] = found
-            limits[table] = max(cell.output_tokens, limits.get(table, 0))
-    return [
-        LengthTable(target=table[0], workload=table[1], limit=limits[table], rows=length_rows(found, limits[table]))
-        for table, found in lengths.items()
-    ]
+                lengths.setdefault(prompt_id, []).append(len(output.token_ids))
+        found.setdefault(table, {})[place.cell.variant, place.cell.batch_size] = lengths
+    tables = []
+    for (target, workload), cells in found.items():
+        reference = min((size for variant, size in cells if variant == NO_SD), default=None)
+        if reference is None or not cells[NO_SD, reference]:
+            continue
+        prompts = set(cells[NO_SD, reference])
+        whole = {cell: lengths for cell, lengths in cells.items() if set(lengths) == prompts}
+        tables.append(
+            LengthTable(
+                target=target,
+                workload=workload,
+                limit=limits[target, workload],
+                rows=length_rows(whole, limits[target, workload]),
+                left_out=[f"{variant} b{size}" for variant, size in cells if (variant, size) not in whole],
+            )
+        )
+    return tables

@@ -137,8 +137,8 @@ def judge_determinism(
     if excess is None:
         return Judgement(verdict="PASS", reason=told)
     compared = (
-        f"near ties per 1,000 tokens at risk: {excess.per_1000:.2f}, with {excess.control} {excess.control_per_1000:.2f} "
-        f"(p = {excess.p:.2g} after Holm)"
+        f"near ties per 1,000 tokens at risk: {excess.per_1000:.2f}, with {excess.control} "
+        f"{excess.control_per_1000:.2f} (p = {excess.p:.2g} after Holm)"
     )
     if excess.p < SIGNIFICANCE:
         return Judgement(
@@ -176,8 +176,8 @@ def judge_repeats(repeats: AcceptanceRepeat | None, failures: list[FailureLine])
         return Judgement(verdict="PASS", reason=f"{repeats.requests} requests with equal text were accepted alike")
     return Judgement(
         verdict="UNSTABLE",
-        reason=f"{repeats.differing} of {repeats.requests} requests with equal text were accepted otherwise in the second "
-        f"pass: {repeats.steps[0]} steps of these requests, then {repeats.steps[1]}",
+        reason=f"{repeats.differing} of {repeats.requests} requests with equal text were accepted otherwise in the "
+        f"second pass: {repeats.steps[0]} steps of these requests, then {repeats.steps[1]}",
     )
 
 
@@ -219,8 +219,8 @@ def limit_of(limits: list[Threshold], metric: str, cell: Cell) -> Threshold:
     rows = [row for row in limits if row.metric == metric and row.covers(cell)]
     if not rows:
         raise DraftproofError(
-            f"thresholds of {cell.hardware!r} hold no row for metric {metric!r} that covers {cell.id}; add one with its "
-            f"source to fixtures/thresholds/{cell.hardware}.toml"
+            f"thresholds of {cell.hardware!r} hold no row for metric {metric!r} that covers {cell.id}; add one with "
+            f"its source to fixtures/thresholds/{cell.hardware}.toml"
         )
     return rows[-1]
 

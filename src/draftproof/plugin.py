@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()
 MARKERS = {
-    "sd_cells(*purposes, speculative=None, invariant=None)": "run once per cell of the study; what the test needs of the engine",
+    "sd_cells(*purposes, speculative=None, invariant=None)": "run once per cell; what the test needs of the engine",
     "cpu": "cells for machines without a GPU",
     "h100": "cells for H100 GPUs",
     "h100x4": "cells for four H100 GPUs",

@@ -195,8 +195,7 @@ class ScoreLine(UnitLine, frozen=True, kw_only=True, tag="score"):
 
 
 class NoiseLine(UnitLine, frozen=True, kw_only=True, tag="noise"):
-    """How far the engine's gap between a position's two best tokens lies from the float32 referee's, on no-SD's text.
-    """
+    """Distance of the engine's gap between a position's two best tokens from the float32 referee's, on no-SD's text."""
 
     arm: str
     positions: int

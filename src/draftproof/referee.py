@@ -67,21 +67,19 @@ class Referee:
         if not self._arms.alive(REFEREE):
             return
         self._progress.say("loading the float32 referee")
-        unit = None
+        asked: Unit | None = None
         try:
             referee = self._arms.get(REFEREE)
-            for unit, _, wanted in differences:
-                self._score(referee, unit, wanted, "referee")
+            for asked, _, wanted in differences:
+                self._score(referee, asked, wanted, "referee")
             for sample in samples:
-                unit = sample.unit
+                asked = sample.unit
                 self._note(sample, referee.forced_gaps(sample.texts))
         except EngineError as error:
             if self._arms.alive(REFEREE):  # it could start, but not answer
-                self._arms.fail(REFEREE, unit, "trace", error)
+                self._arms.fail(REFEREE, asked, "trace", error)
 
-    def _score(
-        self, arm: LiveArm, unit: Unit, wanted: list[ScoreRequest], by: Literal["engine", "referee"]
-    ) -> None:
+    def _score(self, arm: LiveArm, unit: Unit, wanted: list[ScoreRequest], by: Literal["engine", "referee"]) -> None:
         known = {(s.unit, s.rotation, s.arm, s.request) for s in self._ledger.scores if s.by == by}
         wanted = [r for r in wanted if (r.unit, r.rotation, r.arm, r.request) not in known]
         if not wanted:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from draftproof import gate, tables
@@ -214,9 +212,7 @@ def cell_result(
         problems=problems,
         health=draft_health(view, unit, place.arm, failures) if unit and place.arm and place.speculative else None,
         failures=failures,
-        throughput=gate.judge_throughput(
-            cell, speedup, limits, failures, differing, needs_speedup=place.speculative
-        ),
+        throughput=gate.judge_throughput(cell, speedup, limits, failures, differing, needs_speedup=place.speculative),
         determinism=gate.judge_determinism(
             cell,
             sameness.causes if sameness else {},

@@ -147,6 +147,8 @@ class Session:
             partial=why,
             cells=[],
             aa=[],
+            floors=[],
+            lengths=[],
             noise=[],
             arms=[],
             skipped=self.skipped,

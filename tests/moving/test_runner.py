@@ -502,13 +502,16 @@ def test_the_context_error_says_what_to_do(bench: MakeBench) -> None:
 
 
 def test_each_first_difference_is_scored_once(bench: MakeBench) -> None:
-    """By the no-SD arm, with the prompt and what both arms agree on as prefix."""
+    """By no-SD and by the referee, with the prompt and what both arms agree on as prefix."""
     run = bench(matrix=rows(["perfect", "partly"]))
     flip = Flip(arm="perfect", rotation=1, request=1, position=9)
     engine = run.session(ToyEngine(flips=(flip,)))
-    (score,) = run.folder.read().scores
-    assert (score.arm, score.rotation, score.request, score.position) == ("perfect", 1, 1, 9)
+    score, second = run.folder.read().scores
+    assert (score.by, second.by) == ("engine", "referee")
+    for line in (score, second):
+        assert (line.arm, line.rotation, line.request, line.position) == ("perfect", 1, 1, 9)
     (request,) = engine.scored
+    assert engine.refereed == [request]
     (prompts,) = {call.prompts for call in engine.timed() if call.rotation == 1}
     assert request.prefix[: len(prompts[1])] == list(prompts[1])
     assert len(request.prefix) == len(prompts[1]) + 9
@@ -524,10 +527,10 @@ def test_going_on_does_not_score_again(bench: MakeBench) -> None:
     flips = (Flip(arm="perfect", rotation=1), Flip(arm="partly", rotation=0))
     with pytest.raises(KeyboardInterrupt):
         run.session(ToyEngine(flips=flips, interrupts=(Where(arm="partly", rotation=2),)))
-    assert [score.arm for score in run.folder.read().scores] == ["perfect"]
+    assert [score.arm for score in run.folder.read().scores] == ["perfect"] * 2
     second = run.session(ToyEngine(flips=flips))
     assert [request.arm for request in second.scored] == ["partly"]
-    assert [score.arm for score in run.folder.read().scores] == ["perfect", "partly"]
+    assert [score.arm for score in run.folder.read().scores] == ["perfect"] * 2 + ["partly"] * 2
 
 
 def test_scores_that_are_asked_for_later_are_made(bench: MakeBench) -> None:
@@ -536,14 +539,15 @@ def test_scores_that_are_asked_for_later_are_made(bench: MakeBench) -> None:
     flips = (Flip(arm="perfect", rotation=1),)
     run.session(ToyEngine(flips=flips), ["speed"])
     run.session(ToyEngine(flips=flips), ["speed", "trace"])
-    assert [score.arm for score in run.folder.read().scores] == ["perfect"]
+    assert [score.arm for score in run.folder.read().scores] == ["perfect"] * 2
 
 
 def test_equal_outputs_are_not_scored(bench: MakeBench) -> None:
-    """And no width of a tie is measured, since nothing needs it."""
+    """No width of a tie is measured and no referee is loaded, since nothing needs them."""
     engine = bench().session(ToyEngine())
-    assert engine.scored == []
+    assert engine.scored == engine.refereed == []
     assert engine.measured == []
+    assert "referee" not in engine.started
 
 
 def test_the_width_of_a_tie_is_measured_over_the_positions_at_risk(

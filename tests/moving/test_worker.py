@@ -135,7 +135,7 @@ class Tokenizer:
         return {"a": 1, "b": 2}
 
     def decode(self, ids):
-        return f"<{ids[0]}>"
+        return "".join(f"<{i}>" for i in ids)
 
 
 class LLM:
@@ -560,11 +560,20 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
         assert arm.run(block_request()).steps == [], "the clock is off again"
         assert arm.run(block_request("stages")).draft_tally == stages.draft_tally, "each block is counted alone"
         unit = UnitKey(0, "toy", "w", 2)
-        asked = ScoreRequest(unit=unit, rotation=0, arm="ngram", request=0, position=1, prefix=[1, 2], pair=(6, 9))
+        asked = ScoreRequest(
+            unit=unit, rotation=0, arm="ngram", request=0, position=1, prefix=[1, 2], pair=(6, 9), after=([6], [9, 7])
+        )
         (score,) = arm.score([asked])
         assert (score.best, score.pair, score.texts) == (-0.25, (-1.5, None), ("<6>", "<9>"))
+        assert (score.before, score.after) == ("<1><2>", ("<6>", "<9><7>"))
         asked_noise = NoiseRequest(unit=unit, rotation=0, prompts=[[1, 2, 3], [1, 4]], output_tokens=4)
-        assert arm.noise(asked_noise) == [0.25] * 8, "one gap a decoded position: 1.25 decoding, 1.5 as a prompt"
+        texts = arm.decode_gaps(asked_noise)
+        assert [(text.output, text.pairs, text.gaps_nats) for text in texts] == [
+            ([5] * 4, [(5, 6)] * 4, [1.25] * 4)
+        ] * 2
+        assert arm.forced_gaps(texts) == [[1.5] * 4] * 2, "the text is a prompt now"
+        unseen = [msgspec.structs.replace(texts[0], pairs=[(5, 99)] * 4)]
+        assert arm.forced_gaps(unseen) == [[None] * 4], "not among the 20 best"
     finally:
         arm.close()
 

@@ -66,9 +66,7 @@ class ReplayArm:
 
     def score(self, requests: list[ScoreRequest]) -> list[Score]:
         by = "referee" if self._line.role == "referee" else "engine"
-        known = {
-            (s.unit, s.rotation, s.arm, s.request, s.position): s for s in self._source.data.scores if s.by == by
-        }
+        known = {(s.unit, s.rotation, s.arm, s.request, s.position): s for s in self._source.data.scores if s.by == by}
         scores = []
         for request in requests:
             found = known.get((request.unit, request.rotation, request.arm, request.request, request.position))

@@ -22,7 +22,7 @@ from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import PairSums, paired_ratio, ratio_of_totals
 from draftproof.errors import rule
 from draftproof.records import Output, RunFolder, UnitKey
-from draftproof.results import View
+from draftproof.runview import View
 from draftproof.simulator.calibrate import MIN_STEPS, fit_steps
 from draftproof.simulator.costfile import cost_model
 from draftproof.simulator.costs import CostModel, Floats
@@ -134,12 +134,11 @@ def predict(folder: RunFolder, found: Measured, model: CostModel) -> tuple[list[
     for cell in found.run.header.cells:
         if cell.target != found.target or cell.variant == "no_sd":
             continue
-        arm = view.arm_of(cell, "new")
-        base = view.base_of(arm, "new") if arm else None
-        if arm is None or base is None or cell.variant not in found.arms:
+        place = view.place(cell, "new")
+        arm, base, unit = place.arm, place.base, place.unit
+        if arm is None or base is None or unit is None or cell.variant not in found.arms:
             reasons.append(f"{cell.id}: needs stages records of the variant and its no-SD arm; found none")
             continue
-        unit = view.unit(cell, arm)
         pairs = speed_pairs(found.run.blocks, unit, arm.arm, base.arm)
         blocks = block_pairs(view, unit, arm.arm, base.arm, lengths) if pairs else []
         if not blocks:
