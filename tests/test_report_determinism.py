@@ -228,6 +228,9 @@ def test_lengths_are_the_papers_table_with_differences_and_what_was_cut() -> Non
     assert "8 of 8 at the limit" in table.body[3][2]
     assert "over 8 prompts" in table.note
     assert "(8 in all cells)" in table.note
+    assert "Left out" not in table.note
+    partial = msgspec.structs.replace(lengths(), left_out=["eagle b4"])
+    assert "not all prompts ran: eagle b4." in table_of(run(cell(), lengths=[partial]), "lengths-1").note
 
 
 @pytest.mark.parametrize("value", [None, Rate(events=1, tokens=100, per_1000=10.0, low=0.2534, high=55.72)])

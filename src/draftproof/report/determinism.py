@@ -240,8 +240,8 @@ def repeat_table(results: RunResults) -> Table | None:
     return Table(
         name="repeats",
         title="Acceptance of equal text",
-        note=f"Of {requests:,} requests that wrote the same text in both passes, {differing:,} were drafted or accepted "
-        "otherwise in the second" + ("; engine steps of these, which throughput follows:" if body else "."),
+        note=f"Of {requests:,} requests that wrote the same text in both passes, {differing:,} were drafted or "
+        "accepted otherwise in the second" + ("; engine steps of these, which throughput follows:" if body else "."),
         head=["variant", "workload", "B", "equal text", "accepted otherwise", "steps, pass 1", "steps, pass 2"],
         body=body,
         names=2,
@@ -327,7 +327,8 @@ def length_tables(results: RunResults) -> list[Table]:
                 note=f"The paper's Table 1: mean ± standard deviation over {prompts} prompts, in tokens, where EOS "
                 "ends an output. Below, prompt by prompt: Δ to the reference, no-SD at its smallest batch size "
                 f"[95 %], and prompts with an output at the limit of {table.limit:,} tokens, whose length is not "
-                f"known ({capped} in all cells).",
+                f"known ({capped} in all cells)."
+                + (f" Left out, since not all prompts ran: {', '.join(table.left_out)}." if table.left_out else ""),
                 head=head,
                 body=body,
                 names=1,
