@@ -341,7 +341,7 @@ def test_no_more_than_ten_are_shown_and_the_rest_counted() -> None:
         ("near_tie", 0.012, ("a", "b"), "0.012 nats (limit 0.050)"),
         ("divergent", 1.5, ("a", "b"), "1.500 nats (limit 0.050)"),
         ("divergent", None, ("a", "b"), "not among the scored tokens (limit 0.050)"),
-        ("divergent", None, None, "not scored"),
+        ("divergent", None, None, "none: one output ends there"),
         ("exact_tie", None, ("a", "b"), "none in the engine"),
         ("exact_tie", 0.001, ("a", "b"), "0.001 nats (limit 0.050)"),
         ("inconclusive", None, None, "not scored"),

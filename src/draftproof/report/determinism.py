@@ -372,8 +372,8 @@ def margin_text(difference: Comparison, limit_nats: float | None) -> str:
         return f"{difference.gap_nats:.3f} nats{limit}"
     if difference.cause == "exact_tie":
         return "none in the engine"
-    if difference.texts is None:
-        return "not scored"
+    if difference.texts is None:  # a difference that is judged all the same has no second token
+        return "none: one output ends there" if difference.cause == "divergent" else "not scored"
     return f"not among the scored tokens{limit}"
 
 
