@@ -449,6 +449,8 @@ def test_a_panel_for_each_workload_and_batch_size_and_a_line_for_each_variant() 
     assert [panel.title for panel in found] == ["chat, batch size 4", "chat, batch size 1"]
     assert [line.look.variant for line in found[0].curves] == ["ngram", "oracle", "adversarial", "oracle_k7"]
     assert [line.look.dashed for line in found[0].curves] == [False, True, True, True]
+    assert "Dashed: controls" in page(full()).text
+    assert "Dashed" not in page(run(cell())).text
 
 
 def test_a_variant_looks_the_same_in_every_panel_and_like_no_other() -> None:
