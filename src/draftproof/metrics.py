@@ -85,7 +85,7 @@ METRICS = (
         title="same output",
         unit="share",
         better="higher",
-        formula="requests whose token ids equal no-SD's / requests, with Wilson's 95 % interval",
+        formula="requests whose token ids equal no-SD's / requests, with Wilson's 95 % interval over prompts",
         text=same_text,
     ),
     Metric(

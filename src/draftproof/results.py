@@ -57,6 +57,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """Broken invariants of the records but for those of drafts, which `health` holds."""
     health: DraftHealth | None = None
     """None without speculation, and where the arm never ran."""
+    excess: Excess | None = None
+    """None without a control of the same k in the run."""
     failures: list[FailureLine]
     throughput: Judgement
     determinism: Judgement
@@ -220,6 +222,7 @@ def cell_result(
             garbage=sameness.garbage if sameness else "",
             excess=excess,
         ),
+        excess=excess,
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
     )
 

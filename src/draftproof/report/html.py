@@ -17,9 +17,9 @@ from draftproof.gate import Verdict
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import ArmLine, FailureLine, RunHeader
 from draftproof.report import view
+from draftproof.report.outputs import outputs
 from draftproof.results import CellResult, RunResults
 
-DIFFERENCES_SHOWN = 50
 LIST_SHOWN = 10
 REASON_CHARS = 600
 TOKEN_CHARS = 120
@@ -34,8 +34,8 @@ HOME = re.compile(r"(?<![\w.~-])(?:/(?:home|Users)/[^/\s:'\"<>]+|/root(?=[/\s:'\
 VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "PASS": ("✓", "good", "judged, and within its limits"),
     "IMPROVED": ("▲", "good", "judged, and better than its baseline"),
-    "REGRESSED": ("▼", "bad", "the whole interval lies on the wrong side of a limit"),
-    "FAILED": ("✕", "bad", "an engine did not start or did not finish; for outputs: at least one is divergent"),
+    "REGRESSED": ("▼", "bad", "the whole interval is on the wrong side of a limit; outputs: more ties than a control"),
+    "FAILED": ("✕", "bad", "an engine did not start or finish; outputs: one is divergent, or no-SD's are garbage"),
     "UNSTABLE": ("≈", "warn", "not judged: the reference does not repeat itself, or the limit lies inside the noise"),
     "INSUFFICIENT": ("…", "warn", "not judged: too few finished pairs"),
     "INCOMPARABLE": ("≠", "warn", "not judged: a setting that must be held differs"),
@@ -353,7 +353,6 @@ def render_html(results: RunResults, header: RunHeader) -> str:
     failures = collect_failures(results.cells)
     rows = shown_rows(results, failures)
     shared, arms = engines(results.arms)
-    differences = view.first_differences(results)
     stage_head, stage_body = view.stage_table(results)
     return (
         environment()
@@ -379,9 +378,8 @@ def render_html(results: RunResults, header: RunHeader) -> str:
             stage_head=stage_head,
             stage_body=stage_body,
             positions=view.position_table(results),
-            differences=[(view.name(results, cell), found) for cell, found in differences[:DIFFERENCES_SHOWN]],
-            difference_count=len(differences),
-            difference_head=view.DIFFERENCE_HEAD,
+            **outputs(results),
+            token_chars=TOKEN_CHARS,
             shared=shared,
             arms=arms,
             study=study_facts(results, header),

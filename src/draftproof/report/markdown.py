@@ -6,7 +6,8 @@ import re
 
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import RunHeader
-from draftproof.report import view
+from draftproof.report import determinism, view
+from draftproof.report.determinism import Earliest
 from draftproof.results import RunResults
 
 
@@ -18,10 +19,16 @@ def cell_text(text: str) -> str:
     return shown.replace("&", "&amp;")
 
 
+def code_span(text: str) -> str:
+    """Text that neither begins nor ends with a backtick: no mention and no bare address becomes a link in it."""
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    return fence + shown + fence
+
+
 def code_text(text: str) -> str:
-    """A token, given as a Python literal, as a code span: no mention and no bare address becomes a link in one."""
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return fence + text.replace("|", "\\|") + fence
+    """A token, given as a Python literal, as a code span in a table."""
+    return code_span(text).replace("|", "\\|")
 
 
 def table(head: list[str], body: list[list[str]], code: tuple[str, ...] = ()) -> list[str]:
@@ -31,6 +38,58 @@ def table(head: list[str], body: list[list[str]], code: tuple[str, ...] = ()) ->
         for row in body
     ]
     return ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *shown]]
+
+
+TOKEN_COLUMNS = ("no-SD's token", "variant's token")
+DIFFERENCE_HEAD = ["", "variant, workload, B", "prompt", "output position", *TOKEN_COLUMNS, "margin", "cause"]
+TEXT_CHARS = 200
+
+
+def outputs(results: RunResults) -> list[str]:
+    """The section on determinism: its tables, then the earliest differences."""
+    tables, earliest = determinism.tables(results), determinism.earliest(results)
+    if not tables and not earliest:
+        return []
+    lines = ["", f"## {determinism.TITLE}"]
+    for found in tables:
+        lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note)]
+        if found.body:
+            lines += ["", *table(found.head, found.body)]
+    return lines + (differences(results, earliest) if earliest else [])
+
+
+def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
+    """A table, then for each the text around it and the command that runs it again."""
+    body = [
+        [
+            str(found.number),
+            found.label,
+            found.prompt,
+            str(found.difference.position),
+            *([view.token_text(text) for text in found.difference.texts] if found.difference.texts else ["?", "?"]),
+            found.margin,
+            found.difference.cause.replace("_", " "),
+        ]
+        for found in earliest
+    ]
+    note = determinism.earliest_note(len(earliest), len(view.first_differences(results)))
+    lines = ["", f"### {determinism.EARLIEST_TITLE}", "", cell_text(note), ""]
+    lines += [
+        *table(DIFFERENCE_HEAD, body, code=TOKEN_COLUMNS),
+        "",
+        "Their texts, as the model wrote them, and commands:",
+        "",
+    ]
+    for found in earliest:
+        lines.append(f"{found.number}. {cell_text(found.label)}, prompt {cell_text(found.prompt)}")
+        texts = [
+            ("after", view.tail_text(found.difference.before, TEXT_CHARS)),
+            ("no-SD goes on", view.token_text(found.difference.after[0], TEXT_CHARS)),
+            (f"{found.variant} goes on", view.token_text(found.difference.after[1], TEXT_CHARS)),
+        ]
+        lines += [f"   - {cell_text(what)}: {code_span(text)}" for what, text in texts if text != "''"]
+        lines.append(f"   - again: {code_span(found.command)}")
+    return lines
 
 
 def render_markdown(results: RunResults, header: RunHeader) -> str:
@@ -70,6 +129,7 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             ["variant", "workload", "B", "build ratio (throughput new / base)"],
             [[c.cell.variant, c.cell.workload, str(c.cell.batch_size), ratio_text(r)] for c, r in builds],
         )
+    lines += outputs(results)
     stage_head, stage_body = view.stage_table(results)
     if stage_body:
         lines += ["", "## Time (share of decode steps)", "", *table(stage_head, stage_body)]
@@ -83,14 +143,6 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
                 ["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"], positions
             ),
         ]
-    differences = view.difference_table(results)
-    if differences:
-        lines += [
-            "",
-            "## First differences from no-SD",
-            "",
-            *table(view.DIFFERENCE_HEAD, differences, code=view.TOKEN_COLUMNS),
-        ]
     if results.skipped:
         lines += [
             "",
@@ -100,6 +152,7 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
         ]
     lines += ["", "## What the columns mean", ""]
     lines += [f"- {metric.title}: {metric.formula} ({metric.unit})" for metric in METRICS]
+    lines += [f"- {cause.replace('_', ' ')}: {meaning}" for cause, meaning in determinism.CAUSES.items()]
     lines += [
         "",
         *[f"- {cell_text(note)}" for note in results.notes],

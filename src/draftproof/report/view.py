@@ -139,12 +139,22 @@ def noise_line(results: RunResults) -> str:
     if not results.noise:
         return ""
     width = max(line.width_nats for line in results.noise)
+    rows_width = max(line.rows_nats for line in results.noise)
     positions = sum(line.positions for line in results.noise)
+    unscored = sum(line.unscored for line in results.noise)
+    broken = sum(line.not_finite for line in results.noise)
     limit = max((cell.sameness.limit_nats for cell in results.cells if cell.sameness), default=0.0)
-    return (
-        f"the number of rows alone moved the gap of two tokens by up to {width:.3f} nats over {positions} positions "
-        f"of no-SD; a first difference within {limit:.3f} nats is a near tie"
-    )
+    parts = [
+        f"the engine's gap between a position's two best tokens lies up to {width:.3f} nats from that of the float32 "
+        f"referee, over {positions} positions of no-SD",
+        f"the number of rows alone moves it by up to {rows_width:.3f} nats",
+        f"a first difference within {limit:.3f} nats of the referee's best token is a near tie",
+    ]
+    if unscored:
+        parts.append(f"{unscored} further positions have a token that was not scored")
+    if broken:
+        parts.append(f"at {broken} further positions the gap is not a finite number")
+    return "; ".join(parts)
 
 
 def stage_table(results: RunResults) -> tuple[list[str], list[list[str]]]:
@@ -194,34 +204,6 @@ def token_text(text: str, limit: int = 60) -> str:
     return repr(text) if len(text) <= limit else f"{text[:limit]!r}... (cut: {len(text) - limit} more characters)"
 
 
-def difference_table(results: RunResults, limit: int = 20) -> list[list[str]]:
-    """The first differences: where, which two tokens, how far from the best."""
-    body = []
-    for cell, difference in first_differences(results)[:limit]:
-        left, right = difference.texts or ("?", "?")
-        gap = "not among the 20 best" if difference.gap_nats is None else f"{difference.gap_nats:.3f}"
-        body.append(
-            [
-                *name(results, cell),
-                difference.prompt_id,
-                str(difference.position),
-                token_text(left),
-                token_text(right),
-                gap,
-                difference.cause,
-            ]
-        )
-    return body
-
-
-TOKEN_COLUMNS = ("no-SD's token", "variant's token")
-DIFFERENCE_HEAD = [
-    "variant",
-    "workload",
-    "B",
-    "prompt",
-    "output position",
-    *TOKEN_COLUMNS,
-    "gap to the best, nats",
-    "cause",
-]
+def tail_text(text: str, limit: int) -> str:
+    """The end of a text as a Python literal."""
+    return repr(text) if len(text) <= limit else f"(cut: {len(text) - limit} characters before) {text[-limit:]!r}"
