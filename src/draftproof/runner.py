@@ -123,7 +123,8 @@ class Runner:
 
     def _start_arm(self, group: Group, spec: ArmSpec) -> LiveArm:
         log = self.ledger.folder.path / "logs" / f"g{group.index}-{log_name(spec.key)}.log"
-        request = start_request(self.resolver, self.variants[spec.variant], group, spec, self.pythons[spec.build], log)
+        variant = self.variants[spec.variant]
+        request = start_request(self.resolver, variant, group, spec, self.pythons[spec.build], log)
         config = request.speculative_config
         arm = self.engine.start(request)
         public = {name: Path(str(value)).name if name == "model" else value for name, value in (config or {}).items()}

@@ -21,7 +21,7 @@ from draftproof.engines import ENGINES, LiveArm, open_engine
 from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.examples import FILE as EXAMPLES
 from draftproof.examples import Examples
-from draftproof.gate import gap_limit
+from draftproof.gate import limit_of
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
 from draftproof.plan import ArmSpec, Group, Plan, build_plan
@@ -171,7 +171,7 @@ class Session:
             group=group,
             k=self.catalog.get("variants", SCRIPTED).k,
             folder=folder,
-            limit_nats=gap_limit(self.catalog.thresholds.get(cell.hardware, [])),
+            limit_nats=limit_of(self.catalog.thresholds.get(cell.hardware, []), "divergence_gap_nats", cell).limit,
             start=start,
             tokenize=tokenize,
             command=self.example_command,
