@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from draftproof.analysis.received import Difference, ProblemName, expected_end, fits_shifted
+from draftproof.analysis.received import KNOWN, Difference, ProblemName, expected_end, fits_shifted
 from draftproof.engines import LiveArm
 from draftproof.examples import ExampleLine, Opinion, VerdictLine, judge, play
 from draftproof.scenarios import Asked, Received, Request, Scenario, StopText
@@ -119,7 +119,7 @@ PLANTED: list[tuple[Fault, Request, ProblemName]] = [
     ("gives no stop reason", BY_ID, "stop_reason"),
     ("counts one more", LONG, "drafts"),
     ("drafts nothing", LONG, "drafts"),
-    ("masks the bonus token", BONUS, "missed_stop"),
+    ("masks the bonus token", BONUS, "late_mask"),
     ("tells of another prompt", PLAIN, "prompt_tokens"),
 ]
 
@@ -157,6 +157,29 @@ def test_an_example_shrinks_to_a_short_one(fault: Fault, name: ProblemName) -> N
     assert len(smallest.requests) <= 2
     assert len(smallest.json) < 200
     assert names(smallest) == set()
+
+
+def test_only_a_mask_that_outlasts_its_step_is_called_late() -> None:
+    """A stop that is missed at another place of the run, or where nothing was masked, is no known fault."""
+    for request in (
+        msgspec.structs.replace(BONUS, drafts=[[], [0, 0, 0, 0, 0]]),
+        msgspec.structs.replace(BONUS, drafts=[[], [0, 0]]),
+        BY_ID,
+    ):
+        assert "missed_stop" in names(Scenario(requests=[request]), "swallows a stop id")
+    assert set(KNOWN) == {"late_mask"}
+
+
+def test_steps_near_the_contexts_end_may_verify_zeros() -> None:
+    """As vLLM has it, for every request of the batch; far from it the script alone counts."""
+    line = served(Scenario(requests=[msgspec.structs.replace(PLAIN, max_tokens=6), BY_LENGTH]))
+    zeros = msgspec.structs.replace(line.others[0], drafted=[K] * 5, accepted=[0] * 5)
+    assert 0 not in zeros.token_ids
+    line = msgspec.structs.replace(line, others=[zeros, line.others[1]])
+    assert {problem.name for problem in judge(line, ARMS, strict).problems} == {"drafts"}
+    longest = len(line.asked[1].prompt) + len(line.others[1].token_ids)
+    near = msgspec.structs.replace(line.limits, context_tokens=longest + 2 * K)
+    assert judge(msgspec.structs.replace(line, limits=near), ARMS, strict).problems == []
 
 
 def test_after_a_tie_only_each_answers_own_promises_are_kept() -> None:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from draftproof.analysis.received import (
+    KNOWN,
     Difference,
     Problem,
     broken_promises,
     difference,
     draft_problems,
     name_of,
+    near_context,
 )
 from draftproof.analysis.tokendiff import cause_of, gap_to_best
 from draftproof.engines import LiveArm, ScoreRequest, Scripted, ServeRequest
@@ -79,6 +81,21 @@ class Opinion(msgspec.Struct, frozen=True):
     told: str
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scenario came to, for whoever ran it."""
+
+    command: str
+    """Runs it again."""
+    wrong: list[str] = []
+    known: list[str] = []
+    """Faults of released engines that it met (`KNOWN`)."""
+
+    @property
+    def failure(self) -> str:
+        """What is wrong and how to run it again; empty: nothing."""
+        return "\n".join([*self.wrong, "", "run this example again with", f"  {self.command}"]) if self.wrong else ""
+
+
 Referee = Callable[[Sequence[Difference]], list[Opinion]]
 
 
@@ -116,12 +133,13 @@ def judge(line: ExampleLine, arms: tuple[str, str], referee: Referee) -> Verdict
     def drafted(known: list[int]) -> list[int]:
         return script.draft(known, limits.k, limits.vocabulary)
 
+    zeroed = near_context(line.asked, line.others, limits)
     problems: list[Problem] = []
     differences: list[Difference] = []
     for index, (asked, base, other) in enumerate(zip(line.asked, line.bases, line.others, strict=True)):
         mine = broken_promises(index, arms[0], asked, base, limits)
         mine += broken_promises(index, arms[1], asked, other, limits)
-        mine += draft_problems(index, arms[1], asked, other, limits, drafted)
+        mine += draft_problems(index, arms[1], asked, other, limits, drafted, zeroed=zeroed)
         found = difference(index, arms[1], asked, base, other)
         if isinstance(found, Difference):
             differences.append(found)
@@ -133,7 +151,7 @@ def judge(line: ExampleLine, arms: tuple[str, str], referee: Referee) -> Verdict
         if opinion.is_tie:
             ties.append(f"request {found.request}, position {found.position}: {opinion.told}")
             continue
-        name = name_of(found, line.bases, line.others)
+        name = name_of(found, line.asked[found.request], line.bases, line.others, limits, drafted)
         detail = f"first difference at position {found.position}: {opinion.told}"
         problems.append(Problem(request=found.request, arm=arms[1], name=name, detail=detail))
     return VerdictLine(ties=ties, problems=problems)
@@ -200,7 +218,7 @@ class Examples:
         self.names: tuple[str, str] = (group.arms[0].key, group.arms[-1].key)
         self._live: dict[str, LiveArm] = {}
         self._prompts: list[list[int]] = []
-        self._told: dict[str, str | None] = {}
+        self._told: dict[str, Told] = {}
 
     def open(self) -> None:
         """Start both arms, where they do not run."""
@@ -226,32 +244,32 @@ class Examples:
             arm.close()
         self._live.clear()
 
-    def failure(self, scenario: Scenario) -> str | None:
-        """What is wrong with this scenario and how to run it again; None: all is well. Each is run once a session."""
+    def told(self, scenario: Scenario) -> Told:
+        """What this scenario came to. Each is run once a session."""
         if scenario.json not in self._told:
-            self._told[scenario.json] = self._failure(scenario)
+            self._told[scenario.json] = self._tell(scenario)
         return self._told[scenario.json]
 
-    def _failure(self, scenario: Scenario) -> str | None:
+    def _tell(self, scenario: Scenario) -> Told:
         self.open()
+        command = self._command(scenario)
         base, other = (self._live[name] for name in self.names)
         line = play(scenario, self._prompts, self._limits(), base, other)
         self._append(line)
         if line.error:
             self.close()  # what an engine holds after an error is not known
-            return self._message(scenario, [line.error])
+            return Told(command=command, wrong=[line.error])
         try:
             verdict = judge(line, self.names, own_precision(base, self._group.target.name, self._limit_nats))
         except EngineError as error:
             self.close()
-            return self._message(scenario, [f"a first difference could not be scored: {error}"])
+            return Told(command=command, wrong=[f"a first difference could not be scored: {error}"])
         self._append(verdict)
-        if not verdict.problems:
-            return None
-        return self._message(scenario, [problem.line for problem in verdict.problems])
-
-    def _message(self, scenario: Scenario, wrong: list[str]) -> str:
-        return "\n".join([*wrong, "", "run this example again with", f"  {self._command(scenario)}"])
+        return Told(
+            command=command,
+            wrong=[problem.line for problem in verdict.problems if problem.name not in KNOWN],
+            known=list(dict.fromkeys(KNOWN[p.name] for p in verdict.problems if p.name in KNOWN)),
+        )
 
     def _limits(self) -> Limits:
         """By the smaller context of the two, and by no-SD's blocks."""

@@ -196,13 +196,13 @@ def choose_examples(config: pytest.Config, items: list[pytest.Item]) -> None:
     session, given = sd_session(config), bool(config.getoption("--sd-example"))
     chosen = [item for item in mine if ("sd_example" in getattr(item, "fixturenames", ())) == given]
     reason = ""
-    if session.options.engine == "replay":
-        reason = "needs a live engine: a recorded run cannot answer invented requests; found --sd-engine replay; "
-        reason += "enable with --sd-engine vllm"
-    elif not given and not session.study.live_examples:
+    if not given and not session.study.live_examples:
         reason = f"needs live_examples of at least 1; found 0 in study {session.study.name!r}; enable with "
         reason += "--sd-study smoke or a study of your own"
         chosen = chosen if len(mine) == len(items) else []
+    elif session.options.engine == "replay":
+        reason = "needs a live engine: a recorded run cannot answer invented requests; found --sd-engine replay; "
+        reason += "enable with --sd-engine vllm"
     if reason:
         for item in chosen:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -35,6 +35,8 @@ from draftproof.workloads import WorkloadUnavailable, file_workload
 LOCK = ".lock"
 SCRIPTED = "scripted"
 """The variant whose drafts examples invent."""
+CONTEXT = 512
+"""The most tokens of context that examples run with: its end is then near enough for short prompts."""
 EXAMPLES_TEST = "tests_determinism/test_metamorphic.py"
 
 
@@ -147,7 +149,9 @@ class Session:
         """
         self._check_engine()
         resolver, engine = self._resolver(progress), self._engine()
-        study = msgspec.structs.replace(self.study, aa=False)
+        context = int({**self.catalog.targets[cell.target].engine, **self.study.engine}.get("max_model_len", CONTEXT))
+        engine_settings = {**self.study.engine, "max_model_len": min(context, CONTEXT)}
+        study = msgspec.structs.replace(self.study, aa=False, engine=engine_settings)
         (group,) = build_plan(self.catalog, study, [msgspec.structs.replace(cell, variant=SCRIPTED)]).groups
         workload, loaded = resolver.workload(cell.workload)
         folder = self.folder or RunFolder(self.options.run_dir or self._new_path())

@@ -81,10 +81,14 @@ def scenarios(each: st.SearchStrategy[Request], most: int = 6) -> st.SearchStrat
 
 
 def batches(each: st.SearchStrategy[Request], most: int = 6) -> st.SearchStrategy[Scenario]:
-    """The same for a live engine: the first ones are of three requests."""
+    """The same for a live engine: no two requests with the same drafts, which the simplest examples are full of."""
+
+    def unlike(chosen: list[Request]) -> bool:
+        return len({str(request.drafts) for request in chosen}) == len(chosen)
+
     sizes = st.integers(0, most - 1).map(lambda number: (number + 2) % most + 1)
     lists = sizes.flatmap(lambda size: st.lists(each, min_size=size, max_size=size))
-    return lists.map(lambda chosen: Scenario(requests=chosen))
+    return lists.filter(unlike).map(lambda chosen: Scenario(requests=chosen))
 
 
 def borders(most_blocks: int = 2, around: int = 1) -> st.SearchStrategy[Length]:

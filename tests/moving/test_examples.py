@@ -15,6 +15,7 @@ import draftproof.session
 from draftproof.errors import EngineError
 from draftproof.examples import FILE, ArmsLine, ExampleLine, Line, VerdictLine
 from draftproof.hardware import Machine
+from draftproof.scenarios import Request, Scenario
 from tests.toy import ENTRIES, ToyEngine, write_catalog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ def commands(result: pytest.RunResult) -> list[str]:
 def test_a_clean_engine_passes_and_everything_is_recorded(toys: Toys) -> None:
     """Two arms, started once and closed; the example first, then its verdict; no run is made for it."""
     result = toys.run(TEST)
-    result.assert_outcomes(passed=3, deselected=1)
+    result.assert_outcomes(passed=4, deselected=1)
     assert sorted(toys.engine.started) == ["no_sd", "scripted"]
     assert not toys.engine.live
     assert toys.engine.calls == []
@@ -105,7 +106,7 @@ def test_a_clean_engine_passes_and_everything_is_recorded(toys: Toys) -> None:
     examples, verdicts = lines[::2], lines[1::2]
     assert all(isinstance(line, ExampleLine) and line.others and not line.error for line in examples)
     assert all(line == VerdictLine(ties=[], problems=[]) for line in verdicts)
-    assert 6 <= len(examples) == len(verdicts) <= 12, "three chosen ones, and up to three invented ones each"
+    assert len(examples) == len(verdicts) == 5 + 3 * 3, "five chosen ones, and three invented ones for three properties"
     (folder,) = (toys.project.path / "reports").iterdir()
     assert not (folder / "run.json").exists()
     assert "run this example again" not in result.stdout.str()
@@ -137,7 +138,7 @@ def test_examples_go_into_the_folder_of_the_sessions_run(toys: Toys) -> None:
 def test_a_failure_prints_a_command_that_runs_its_example_again(toys: Toys) -> None:
     """Pasted, it fails again with that one example; with the fault mended it passes."""
     result = toys.run(TEST, serves={"scripted": "flips a token"})
-    assert result.parseoutcomes() == {"failed": 3, "deselected": 1}
+    assert result.parseoutcomes() == {"failed": 4, "deselected": 1}
     text = result.stdout.str()
     assert re.search(
         r"request \d on scripted: divergent: first difference at position 6: no-SD \d+ '<\d+>', here", text
@@ -146,20 +147,20 @@ def test_a_failure_prints_a_command_that_runs_its_example_again(toys: Toys) -> N
     assert "Traceback" not in text
     first = commands(result)[0]
     result = toys.again(first, serves={"scripted": "flips a token"})
-    result.assert_outcomes(failed=1, deselected=3)
+    result.assert_outcomes(failed=1, deselected=4)
     assert commands(result) == [first]
     _, example, verdict = toys.lines()
     assert isinstance(example, ExampleLine)
     assert shlex.split(first)[-1] == example.scenario.json
     assert isinstance(verdict, VerdictLine)
     assert [problem.name for problem in verdict.problems] == ["divergent"] * len(verdict.problems)
-    toys.again(first).assert_outcomes(passed=1, deselected=3)
+    toys.again(first).assert_outcomes(passed=1, deselected=4)
 
 
 def test_a_tie_is_no_failure(toys: Toys) -> None:
     """Both tokens within the limit of the best: the same flip passes, and is recorded as a tie."""
     result = toys.run(TEST, serves={"scripted": "flips a token"}, gap_nats=0.2)
-    result.assert_outcomes(passed=3, deselected=1)
+    result.assert_outcomes(passed=4, deselected=1)
     ties = [tie for line in toys.lines() if isinstance(line, VerdictLine) for tie in line.ties]
     assert ties
     assert all("position 6: " in tie and "0.200 nats from the best (limit 0.25)" in tie for tie in ties)
@@ -169,12 +170,12 @@ def test_a_tie_is_no_failure(toys: Toys) -> None:
 def test_an_arm_that_does_not_answer_fails_its_example_and_is_started_again(toys: Toys) -> None:
     error = EngineError("crash", "arm 'scripted' ended during 'serve' (signal SIGKILL)", "the toy's last words")
     result = toys.run(TEST, serves={"scripted": error})
-    assert result.parseoutcomes() == {"failed": 3, "deselected": 1}
+    assert result.parseoutcomes() == {"failed": 4, "deselected": 1}
     text = result.stdout.str()
     assert "arm 'scripted' ended during 'serve' (signal SIGKILL)" in text
     assert "the toy's last words" in text
     assert commands(result)
-    assert toys.engine.started.count("scripted") == 3, "each property tries a new one"
+    assert toys.engine.started.count("scripted") == 4, "each property tries a new one"
     assert not toys.engine.live
     examples = [line for line in toys.lines() if isinstance(line, ExampleLine)]
     assert all(line.bases and not line.others and "SIGKILL" in line.error for line in examples)
@@ -183,15 +184,27 @@ def test_an_arm_that_does_not_answer_fails_its_example_and_is_started_again(toys
 def test_a_score_that_cannot_be_had_is_a_failure(toys: Toys) -> None:
     error = EngineError("timeout", "arm 'no_sd' did not answer 'score' within 300 s")
     result = toys.run(TEST, serves={"scripted": "flips a token"}, score_error=error)
-    assert result.parseoutcomes() == {"failed": 3, "deselected": 1}
+    assert result.parseoutcomes() == {"failed": 4, "deselected": 1}
     assert "a first difference could not be scored: arm 'no_sd' did not answer" in result.stdout.str()
 
 
 def test_an_arm_that_cannot_start_is_told_once(toys: Toys) -> None:
     result = toys.run(TEST, refuses={"scripted": EngineError("method", "this vLLM has no method 'custom_class'")})
-    assert result.parseoutcomes() == {"errors": 3, "deselected": 1}
+    assert result.parseoutcomes() == {"errors": 4, "deselected": 1}
     assert "this vLLM has no method 'custom_class'" in result.stdout.str()
     assert not toys.engine.live
+
+
+def test_a_known_fault_is_an_expected_failure(toys: Toys) -> None:
+    """Never a pass, and shown with its command; what is beside it is judged as ever."""
+    given = Scenario(requests=[Request(min_tokens=2, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4])]).json
+    result = toys.run(TEST, "--sd-example", given, serves={"scripted": "masks the bonus token"})
+    result.assert_outcomes(xfailed=1, deselected=4)
+    text = result.stdout.str()
+    assert "vLLM masks stop ids and EOS for a step's last token" in text
+    assert f"--sd-example '{given}'" in text
+    result = toys.run(TEST, "--sd-example", given, serves={"scripted": "garbles the text"})
+    result.assert_outcomes(failed=1, deselected=4)
 
 
 # --- who runs them ----------------------------------------------------------------------------------------------------
@@ -202,7 +215,7 @@ def test_a_study_that_asks_for_none_leaves_them_out(toys: Toys) -> None:
     result = toys.run("tests_determinism", "--collect-only", "-q", study="toy")
     assert "test_metamorphic" not in result.stdout.str()
     result = toys.run(TEST, study="toy")
-    result.assert_outcomes(skipped=3, deselected=1)
+    result.assert_outcomes(skipped=4, deselected=1)
     result.stdout.fnmatch_lines(
         ["SKIPPED *needs live_examples of at least 1; found 0 in study 'toy'; enable with --sd-study smoke or *"]
     )
@@ -211,7 +224,7 @@ def test_a_study_that_asks_for_none_leaves_them_out(toys: Toys) -> None:
 
 def test_a_given_example_runs_in_any_study(toys: Toys) -> None:
     given = '{"requests":[{"prompt":[5,6,7],"max_tokens":9,"ignore_eos":true,"drafts":[[0,0]]}]}'
-    toys.run(TEST, "--sd-example", given, study="toy").assert_outcomes(passed=1, deselected=3)
+    toys.run(TEST, "--sd-example", given, study="toy").assert_outcomes(passed=1, deselected=4)
     _, example, _ = toys.lines()
     assert isinstance(example, ExampleLine)
     assert example.asked[0].prompt == [5, 6, 7]
@@ -238,7 +251,7 @@ def test_an_example_that_is_none_is_a_usage_error(toys: Toys, given: str, messag
 def test_a_recorded_run_cannot_answer(toys: Toys, clean_run: Any) -> None:
     options = ("--sd-engine", "replay", "--sd-replay", str(clean_run.folder.path))
     result = toys.run(TEST, *options)
-    result.assert_outcomes(skipped=3, deselected=1)
+    result.assert_outcomes(skipped=4, deselected=1)
     result.stdout.fnmatch_lines(["SKIPPED *needs a live engine: *; found --sd-engine replay; enable with *"])
 
 
@@ -250,8 +263,8 @@ def test_without_the_hardware_they_are_skipped(toys: Toys, monkeypatch: pytest.M
     folder.mkdir(parents=True)
     (folder / "far.toml").write_text(head + lively, encoding="utf-8")
     result = toys.run(TEST, "--sd-catalog", str(folder.parent), study="far")
-    result.assert_outcomes(skipped=3, deselected=1)
+    result.assert_outcomes(skipped=4, deselected=1)
     result.stdout.fnmatch_lines(["SKIPPED *needs 1 x H100 *"])
     result = toys.run(TEST, "--sd-catalog", str(folder.parent), "--sd-require-hardware", study="far")
-    assert result.parseoutcomes() == {"errors": 3, "deselected": 1}
+    assert result.parseoutcomes() == {"errors": 4, "deselected": 1}
     assert toys.engine.started == []
