@@ -11,11 +11,11 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from draftproof.analysis.received import KNOWN, Difference, ProblemName, expected_end, fits_shifted
-from draftproof.engines import LiveArm
+from draftproof.engines import Answers, LiveArm, ServeRequest
 from draftproof.examples import ExampleLine, Opinion, VerdictLine, judge, play
 from draftproof.scenarios import Asked, Received, Request, Scenario, StopText
 from draftproof.strategies import borders, requests, scenarios
-from tests.toy_server import LIMITS, TEXTS, VOCABULARY, Fault, ToyServer, decoded
+from tests.toy_server import LIMITS, TEXTS, VOCABULARY, Fault, ToyServer, decoded, one_by_one
 
 K = LIMITS.k
 PROMPTS = [[(7 * number + 3 * place) % VOCABULARY for place in range(4 + number)] for number in range(5)]
@@ -35,7 +35,7 @@ def lenient(differences: Sequence[Difference]) -> list[Opinion]:
 def served(scenario: Scenario, fault: Fault | None = None) -> ExampleLine:
     base: Any = ToyServer(0)
     other: Any = ToyServer(fault=fault)
-    line = play(scenario, PROMPTS, LIMITS, base, other)
+    line = play(scenario, PROMPTS, LIMITS, {}, base, other)
     assert line.error == ""
     return line
 
@@ -91,6 +91,26 @@ def test_invented_examples_reach_what_they_are_for() -> None:
     expected |= {"fills the context", "cuts an accepted run"}
     expected |= {"ends by length, NoneType", "ends by stop, NoneType", "ends by stop, int", "ends by stop, str"}
     assert expected <= seen
+
+
+def test_a_known_reference_is_not_served_again() -> None:
+    """As far as it is long enough; what is received is the same."""
+    batch = Scenario(requests=[Request(prompt=0, max_tokens=9, stop_ids=[3]), Request(prompt=1, max_tokens=12)])
+    line = served(batch)
+    asked = [msgspec.structs.replace(one, max_tokens=16, stop_token_ids=[], ignore_eos=True) for one in line.asked]
+    known = {tuple(one.prompt): one_by_one(one, LIMITS) for one in asked}
+    base: Any = Counting(0)
+    other: Any = ToyServer()
+    assert play(batch, PROMPTS, LIMITS, known, base, other) == line
+    assert base.batches == [1, 2], "the second reference is too short"
+
+
+class Counting(ToyServer):
+    """Notes how many requests it was asked for, batch by batch."""
+
+    def serve(self, request: ServeRequest) -> Answers:
+        self.batches = [*getattr(self, "batches", []), len(request.requests)]
+        return super().serve(request)
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

@@ -117,6 +117,13 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     drafted: list[int] = []
     """By step, those without a draft left out; empty where the engine does not tell."""
 
+    def first(self, count: int) -> Received:
+        """As if it had ended by length after `count` tokens, at least one; its counts by step are gone."""
+        ids, ends = self.token_ids[:count], self.ends[:count]
+        text = self.decoded[: ends[-1]]
+        fields = {"token_ids": ids, "ends": ends, "decoded": text, "text": text, "accepted": [], "drafted": []}
+        return msgspec.structs.replace(self, finish_reason="length", stop_reason=None, **fields)
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds an output beside its own request."""
