@@ -19,6 +19,9 @@ from tests.toy_server import LIMITS, TEXTS, VOCABULARY, Fault, ToyServer, decode
 
 K = LIMITS.k
 PROMPTS = [[(7 * number + 3 * place) % VOCABULARY for place in range(4 + number)] for number in range(5)]
+KNOWN_OUTPUTS = {
+    tuple(ids): one_by_one(Asked(prompt=ids, max_tokens=24 + K, ignore_eos=True), LIMITS) for ids in PROMPTS
+}
 ARMS = ("no_sd", "scripted")
 RIGHT = [[0] * K]
 
@@ -35,7 +38,7 @@ def lenient(differences: Sequence[Difference]) -> list[Opinion]:
 def served(scenario: Scenario, fault: Fault | None = None) -> ExampleLine:
     base: Any = ToyServer(0)
     other: Any = ToyServer(fault=fault)
-    line = play(scenario, PROMPTS, LIMITS, {}, base, other)
+    line = play(scenario, PROMPTS, LIMITS, KNOWN_OUTPUTS, base, other)
     assert line.error == ""
     return line
 
@@ -93,16 +96,23 @@ def test_invented_examples_reach_what_they_are_for() -> None:
     assert expected <= seen
 
 
-def test_a_known_reference_is_not_served_again() -> None:
-    """As far as it is long enough; what is received is the same."""
-    batch = Scenario(requests=[Request(prompt=0, max_tokens=9, stop_ids=[3]), Request(prompt=1, max_tokens=12)])
-    line = served(batch)
-    asked = [msgspec.structs.replace(one, max_tokens=16, stop_token_ids=[], ignore_eos=True) for one in line.asked]
-    known = {tuple(one.prompt): one_by_one(one, LIMITS) for one in asked}
+def test_references_are_served_only_where_stops_are_looked_up_in_them() -> None:
+    """Known outputs are used as far as they go; without one, and without stops, no-SD's answer is the reference."""
+    batch = Scenario(
+        requests=[
+            Request(prompt=0, max_tokens=9, stop_ids=[3]),
+            Request(prompt=[1, 2], max_tokens=12, stop_ids=[4]),
+            Request(prompt=[3, 4], max_tokens=6, ignore_eos=True, drafts=RIGHT),
+        ]
+    )
     base: Any = Counting(0)
     other: Any = ToyServer()
-    assert play(batch, PROMPTS, LIMITS, known, base, other) == line
-    assert base.batches == [1, 2], "the second reference is too short"
+    line = play(batch, PROMPTS, LIMITS, KNOWN_OUTPUTS, base, other)
+    assert base.batches == [1, 3]
+    assert line.references[0].token_ids == KNOWN_OUTPUTS[tuple(PROMPTS[0])].token_ids[: 9 + K]
+    assert len(line.references[1].token_ids) == 12 + K
+    assert line.references[2] == line.bases[2]
+    assert line.others[2].accepted == [5]
 
 
 class Counting(ToyServer):

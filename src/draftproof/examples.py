@@ -49,7 +49,7 @@ class ExampleLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     limits: Limits
     asked: list[Asked] = []
     references: list[Received] = []
-    """Unconstrained outputs of the no-SD arm: what stops are looked up in and drafts are made from."""
+    """What stops are looked up in and drafts are made of: no-SD's unconstrained outputs where they are known."""
     bases: list[Received] = []
     """What the no-SD arm answered, in the order of the requests."""
     others: list[Received] = []
@@ -105,33 +105,48 @@ Known = dict[tuple[int, ...], Received]
 Referee = Callable[[Sequence[Difference]], list[Opinion]]
 
 
-def references(free: Sequence[Asked], known: Known, base: LiveArm) -> list[Received]:
-    """Unconstrained outputs, from those that are known where they are long enough."""
-    found = [known.get(tuple(asked.prompt)) for asked in free]
-    enough = [
-        one.first(asked.max_tokens) if one is not None and len(one.token_ids) >= asked.max_tokens else None
-        for asked, one in zip(free, found, strict=True)
-    ]
-    missing = [asked for asked, one in zip(free, enough, strict=True) if one is None]
+def references(
+    scenario: Scenario, prompts: Sequence[list[int]], limits: Limits, known: Known, base: LiveArm
+) -> list[Received | None]:
+    """Unconstrained outputs: known ones as far as they go, else served where stops have to be looked up in one."""
+    found: list[Received | None] = []
+    missing: list[Asked] = []
+    for request, prompt in zip(scenario.requests, prompts, strict=True):
+        free, one = unconstrained(request, prompt, limits), known.get(tuple(prompt))
+        if one is not None and len(one.token_ids) >= free.max_tokens:
+            found.append(one.first(free.max_tokens))
+        else:
+            found.append(None)
+            missing += [free] if request.has_stops else []
     served = iter(base.serve(ServeRequest(requests=missing)).received if missing else [])
-    return [next(served) if one is None else one for one in enough]
+    return [
+        next(served) if one is None and request.has_stops else one
+        for request, one in zip(scenario.requests, found, strict=True)
+    ]
 
 
 def play(
     scenario: Scenario, prompts: Sequence[list[int]], limits: Limits, known: Known, base: LiveArm, other: LiveArm
 ) -> ExampleLine:
-    """Serve a scenario on both arms; an arm's error is part of the line, beside what came before it."""
+    """Serve a scenario on both arms; an arm's error is part of the line, beside what came before it.
+
+    A request without a reference of its own takes no-SD's answer for one: its drafts are then right up to its end only.
+    """
     line = ExampleLine(scenario=scenario, limits=limits)
     replace = msgspec.structs.replace
     try:
         chosen = [prompt_ids(request, prompts, limits) for request in scenario.requests]
-        free = [unconstrained(r, ids, limits) for r, ids in zip(scenario.requests, chosen, strict=True)]
-        found = references(free, known, base)
+        found = references(scenario, chosen, limits, known, base)
         asked = [constrained(*each) for each in zip(scenario.requests, chosen, found, strict=True)]
-        line = replace(line, asked=asked, references=found)
+        line = replace(line, asked=asked)
         answers = base.serve(ServeRequest(requests=asked))
         stops = {"eos_token_id": answers.eos_token_id, "more_stop_ids": answers.more_stop_ids}
-        line = replace(line, bases=answers.received, limits=replace(limits, **stops))
+        line = replace(
+            line,
+            bases=answers.received,
+            references=[one or own for one, own in zip(found, answers.received, strict=True)],
+            limits=replace(limits, **stops),
+        )
         return replace(line, others=other.serve(ServeRequest(requests=asked, script=line.script())).received)
     except EngineError as error:
         end = "\n".join(error.log_tail.strip().splitlines()[-LOG_LINES:])

@@ -65,6 +65,10 @@ class Request(Part, frozen=True, kw_only=True):
         require(within, "min_tokens", f"from 0 to max_tokens = {self.max_tokens}", self.min_tokens)
         require(self.prompt != [], "prompt", "an index or at least one token id", self.prompt)
 
+    @property
+    def has_stops(self) -> bool:
+        return bool(self.stop_texts or self.stop_ids)
+
 
 class Scenario(Part, frozen=True, kw_only=True):
     """One batch."""
@@ -158,10 +162,12 @@ def unconstrained(request: Request, prompt: list[int], limits: Limits) -> Asked:
     return Asked(prompt=prompt, max_tokens=request.max_tokens + limits.k, ignore_eos=True)
 
 
-def constrained(request: Request, prompt: list[int], reference: Received) -> Asked:
-    """The request with its stops looked up in the reference. A stop without any text is left out."""
-    texts = [stop_string(stop, reference) for stop in request.stop_texts]
-    ids = [reference.token_ids[place % len(reference.token_ids)] for place in request.stop_ids]
+def constrained(request: Request, prompt: list[int], reference: Received | None) -> Asked:
+    """The request with its stops looked up in the reference, where it has any; one without any text is left out."""
+    texts, ids = [], []
+    if reference is not None:
+        texts = [stop_string(stop, reference) for stop in request.stop_texts]
+        ids = [reference.token_ids[place % len(reference.token_ids)] for place in request.stop_ids]
     return Asked(
         prompt=prompt,
         max_tokens=request.max_tokens,

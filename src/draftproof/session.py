@@ -35,7 +35,7 @@ from draftproof.workloads import WorkloadUnavailable, file_workload
 LOCK = ".lock"
 SCRIPTED = "scripted"
 """The variant whose drafts examples invent."""
-CONTEXT = 512
+CONTEXT = 384
 """The most tokens of context that examples run with: its end is then near enough for short prompts."""
 EXAMPLES_TEST = "tests_determinism/test_metamorphic.py"
 
