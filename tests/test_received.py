@@ -11,14 +11,17 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from draftproof.analysis.received import KNOWN, Difference, ProblemName, expected_end, fits_shifted
-from draftproof.engines import LiveArm
+from draftproof.engines import Answers, LiveArm, ServeRequest
 from draftproof.examples import ExampleLine, Opinion, VerdictLine, judge, play
 from draftproof.scenarios import Asked, Received, Request, Scenario, StopText
 from draftproof.strategies import borders, requests, scenarios
-from tests.toy_server import LIMITS, TEXTS, VOCABULARY, Fault, ToyServer, decoded
+from tests.toy_server import LIMITS, TEXTS, VOCABULARY, Fault, ToyServer, decoded, one_by_one
 
 K = LIMITS.k
 PROMPTS = [[(7 * number + 3 * place) % VOCABULARY for place in range(4 + number)] for number in range(5)]
+KNOWN_OUTPUTS = {
+    tuple(ids): one_by_one(Asked(prompt=ids, max_tokens=24 + K, ignore_eos=True), LIMITS) for ids in PROMPTS
+}
 ARMS = ("no_sd", "scripted")
 RIGHT = [[0] * K]
 
@@ -35,7 +38,7 @@ def lenient(differences: Sequence[Difference]) -> list[Opinion]:
 def served(scenario: Scenario, fault: Fault | None = None) -> ExampleLine:
     base: Any = ToyServer(0)
     other: Any = ToyServer(fault=fault)
-    line = play(scenario, PROMPTS, LIMITS, base, other)
+    line = play(scenario, PROMPTS, LIMITS, KNOWN_OUTPUTS, base, other)
     assert line.error == ""
     return line
 
@@ -91,6 +94,33 @@ def test_invented_examples_reach_what_they_are_for() -> None:
     expected |= {"fills the context", "cuts an accepted run"}
     expected |= {"ends by length, NoneType", "ends by stop, NoneType", "ends by stop, int", "ends by stop, str"}
     assert expected <= seen
+
+
+def test_references_are_served_only_where_stops_are_looked_up_in_them() -> None:
+    """Known outputs are used as far as they go; without one, and without stops, no-SD's answer is the reference."""
+    batch = Scenario(
+        requests=[
+            Request(prompt=0, max_tokens=9, stop_ids=[3]),
+            Request(prompt=[1, 2], max_tokens=12, stop_ids=[4]),
+            Request(prompt=[3, 4], max_tokens=6, ignore_eos=True, drafts=RIGHT),
+        ]
+    )
+    base: Any = Counting(0)
+    other: Any = ToyServer()
+    line = play(batch, PROMPTS, LIMITS, KNOWN_OUTPUTS, base, other)
+    assert base.batches == [1, 3]
+    assert line.references[0].token_ids == KNOWN_OUTPUTS[tuple(PROMPTS[0])].token_ids[: 9 + K]
+    assert len(line.references[1].token_ids) == 12 + K
+    assert line.references[2] == line.bases[2]
+    assert line.others[2].accepted == [5]
+
+
+class Counting(ToyServer):
+    """Notes how many requests it was asked for, batch by batch."""
+
+    def serve(self, request: ServeRequest) -> Answers:
+        self.batches = [*getattr(self, "batches", []), len(request.requests)]
+        return super().serve(request)
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

@@ -120,6 +120,12 @@ def test_plans_are_of_every_kind(wanted: Callable[[list[list[int]]], bool]) -> N
     assert find(plans(), wanted, settings=settings(max_examples=300, phases=[Phase.generate])) is not None
 
 
+def test_the_beginning_of_an_output_is_one_that_ended_by_length() -> None:
+    whole = msgspec.structs.replace(reference(["ab", "", "c", "d"]), finish_reason="stop", stop_reason=43, drafted=[1])
+    assert whole.first(3) == reference(["ab", "", "c"])
+    assert whole.first(9).token_ids == whole.token_ids
+
+
 def test_scenarios_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Request().max_tokens = 3  # type: ignore[misc]

@@ -79,12 +79,11 @@ def test_borders_change_nothing(sd_served: Examples) -> None:
             Request(prompt=3, length=Length(blocks=1, plus=-17), max_tokens=18, ignore_eos=True, drafts=RIGHT),
         ]
     )
-    # A full run that ends with the context, one that the context cuts, and no room for any (vLLM: `near_context`).
+    # A full run that ends with the context, and one that the context cuts. Nearer to it nothing is drafted.
     of_the_context = Scenario(
         requests=[
             Request(prompt=0, length=Length(context=True), max_tokens=K + 2, ignore_eos=True, drafts=RIGHT),
             Request(prompt=1, length=Length(context=True, plus=2), max_tokens=K + 2, ignore_eos=True, drafts=RIGHT),
-            Request(prompt=2, length=Length(context=True, plus=14), max_tokens=K + 2, ignore_eos=True, drafts=RIGHT),
             Request(prompt=3, max_tokens=6, ignore_eos=True),
         ]
     )
@@ -96,12 +95,12 @@ def test_stops_end_where_they_end_without_drafts(sd_served: Examples) -> None:
     """Stop strings, stop ids and min_tokens within an accepted run; what was drafted behind the end is not received."""
     within_a_run = Scenario(
         requests=[
-            Request(prompt=0, max_tokens=22, stop_texts=[StopText(at=9, tokens=2, trim=1)], drafts=RIGHT),
-            Request(prompt=1, max_tokens=22, stop_ids=[11], drafts=RIGHT),
-            Request(prompt=2, max_tokens=22, stop_ids=[4], min_tokens=8, drafts=RIGHT),
-            Request(prompt=3, max_tokens=22, stop_texts=[StopText(at=5)], min_tokens=10, drafts=HALF),
-            Request(prompt=4, max_tokens=22, stop_ids=[6], stop_texts=[StopText(at=5)], drafts=[[0] * 9, [0] * 2]),
-            Request(prompt=5, max_tokens=21, stop_ids=[20], drafts=RIGHT),
+            Request(prompt=0, max_tokens=22, drafts=RIGHT),  # the shipped target ends it by EOS after 8 tokens
+            Request(prompt=2, max_tokens=22, min_tokens=14, drafts=RIGHT),  # and this one after 12
+            Request(prompt=3, max_tokens=22, stop_texts=[StopText(at=9, tokens=2, trim=1)], drafts=RIGHT),
+            Request(prompt=5, max_tokens=22, stop_ids=[11], drafts=RIGHT),
+            Request(prompt=7, max_tokens=22, stop_texts=[StopText(at=5)], min_tokens=10, drafts=HALF),
+            Request(prompt=5, max_tokens=21, stop_ids=[20], stop_texts=[StopText(at=19)], drafts=[[0] * 9, [0] * 2]),
         ]
     )
     hold(sd_served, batches(requests(stops=True, most_tokens=24)), within_a_run)
@@ -111,10 +110,10 @@ def test_stops_count_again_from_min_tokens_on(sd_served: Examples) -> None:
     """A stop id right behind an accepted run, which began before min_tokens and ends there, or beyond."""
     crossing = Scenario(
         requests=[
-            Request(prompt=0, min_tokens=2, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
-            Request(prompt=1, min_tokens=6, ignore_eos=True, stop_ids=[6], drafts=[[], [0] * 5]),
-            Request(prompt=2, min_tokens=3, ignore_eos=True, stop_ids=[11], drafts=[[0] * 5, [0] * 10]),
-            Request(prompt=3, min_tokens=1, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
+            Request(prompt=3, min_tokens=2, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
+            Request(prompt=5, min_tokens=6, ignore_eos=True, stop_ids=[6], drafts=[[], [0] * 5]),
+            Request(prompt=7, min_tokens=3, ignore_eos=True, stop_ids=[11], drafts=[[0] * 5, [0] * 10]),
+            Request(prompt=1, min_tokens=1, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
         ]
     )
     settle([check(sd_served, crossing)])

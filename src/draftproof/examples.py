@@ -27,6 +27,9 @@ from draftproof.records import RunFolder, UnitKey
 from draftproof.scenarios import Asked, Limits, Received, Scenario, constrained, prompt_ids, unconstrained
 
 FILE = "examples.jsonl"
+KNOWN_PROMPTS, KNOWN_TOKENS = 8, 40
+"""Of so many prompts the unconstrained output is served once, in one batch: the same for every example of a session,
+and for one that is run again by itself."""
 LOG_LINES = 12
 """Of an arm's log, where it did not answer."""
 
@@ -46,7 +49,7 @@ class ExampleLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     limits: Limits
     asked: list[Asked] = []
     references: list[Received] = []
-    """Unconstrained outputs of the no-SD arm: what stops are looked up in and drafts are made from."""
+    """What stops are looked up in and drafts are made of: no-SD's unconstrained outputs where they are known."""
     bases: list[Received] = []
     """What the no-SD arm answered, in the order of the requests."""
     others: list[Received] = []
@@ -96,24 +99,54 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*self.wrong, "", "run this example again with", f"  {self.command}"]) if self.wrong else ""
 
 
+Known = dict[tuple[int, ...], Received]
+"""Prompt -> its unconstrained output."""
+
 Referee = Callable[[Sequence[Difference]], list[Opinion]]
 
 
+def references(
+    scenario: Scenario, prompts: Sequence[list[int]], limits: Limits, known: Known, base: LiveArm
+) -> list[Received | None]:
+    """Unconstrained outputs: known ones as far as they go, else served where stops have to be looked up in one."""
+    found: list[Received | None] = []
+    missing: list[Asked] = []
+    for request, prompt in zip(scenario.requests, prompts, strict=True):
+        free, one = unconstrained(request, prompt, limits), known.get(tuple(prompt))
+        if one is not None and len(one.token_ids) >= free.max_tokens:
+            found.append(one.first(free.max_tokens))
+        else:
+            found.append(None)
+            missing += [free] if request.has_stops else []
+    served = iter(base.serve(ServeRequest(requests=missing)).received if missing else [])
+    return [
+        next(served) if one is None and request.has_stops else one
+        for request, one in zip(scenario.requests, found, strict=True)
+    ]
+
+
 def play(
-    scenario: Scenario, prompts: Sequence[list[int]], limits: Limits, base: LiveArm, other: LiveArm
+    scenario: Scenario, prompts: Sequence[list[int]], limits: Limits, known: Known, base: LiveArm, other: LiveArm
 ) -> ExampleLine:
-    """Serve a scenario on both arms; an arm's error is part of the line, beside what came before it."""
+    """Serve a scenario on both arms; an arm's error is part of the line, beside what came before it.
+
+    A request without a reference of its own takes no-SD's answer for one: its drafts are then right up to its end only.
+    """
     line = ExampleLine(scenario=scenario, limits=limits)
     replace = msgspec.structs.replace
     try:
         chosen = [prompt_ids(request, prompts, limits) for request in scenario.requests]
-        free = [unconstrained(r, ids, limits) for r, ids in zip(scenario.requests, chosen, strict=True)]
-        known = base.serve(ServeRequest(requests=free)).received
-        asked = [constrained(*each) for each in zip(scenario.requests, chosen, known, strict=True)]
-        line = replace(line, asked=asked, references=known)
+        found = references(scenario, chosen, limits, known, base)
+        asked = [constrained(*each) for each in zip(scenario.requests, chosen, found, strict=True)]
+        line = replace(line, asked=asked)
         answers = base.serve(ServeRequest(requests=asked))
         stops = {"eos_token_id": answers.eos_token_id, "more_stop_ids": answers.more_stop_ids}
-        line = replace(line, bases=answers.received, limits=replace(limits, **stops))
+        line = replace(
+            line,
+            bases=answers.received,
+            references=[one or own for one, own in zip(found, answers.received, strict=True)],
+            limits=replace(limits, **stops),
+        )
         return replace(line, others=other.serve(ServeRequest(requests=asked, script=line.script())).received)
     except EngineError as error:
         end = "\n".join(error.log_tail.strip().splitlines()[-LOG_LINES:])
@@ -218,6 +251,7 @@ class Examples:
         self.names: tuple[str, str] = (group.arms[0].key, group.arms[-1].key)
         self._live: dict[str, LiveArm] = {}
         self._prompts: list[list[int]] = []
+        self._known: Known = {}
         self._told: dict[str, Told] = {}
 
     def open(self) -> None:
@@ -230,7 +264,13 @@ class Examples:
             if isinstance(error, EngineError):
                 self.close()
                 raise error
-        self._prompts = self._prompts or self._tokenize(self._live[self.names[0]])
+        base = self._live[self.names[0]]
+        self._prompts = self._prompts or self._tokenize(base)
+        first = self._prompts[:KNOWN_PROMPTS]
+        asked = [Asked(prompt=ids, max_tokens=KNOWN_TOKENS, ignore_eos=True) for ids in first]
+        if not self._known:
+            received = base.serve(ServeRequest(requests=asked)).received
+            self._known = {tuple(ids): one for ids, one in zip(first, received, strict=True)}
         self._append(
             ArmsLine(
                 target=self._group.target.name,
@@ -254,7 +294,7 @@ class Examples:
         self.open()
         command = self._command(scenario)
         base, other = (self._live[name] for name in self.names)
-        line = play(scenario, self._prompts, self._limits(), base, other)
+        line = play(scenario, self._prompts, self._limits(), self._known, base, other)
         self._append(line)
         if line.error:
             self.close()  # what an engine holds after an error is not known

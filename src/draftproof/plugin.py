@@ -284,15 +284,16 @@ def sd_served(request: pytest.FixtureRequest) -> Iterator[Examples]:
     if selected_cells(request.session.items, session)[0]:
         request.getfixturevalue("sd_run")
     progress = TerminalProgress(config)
-    try:
-        with progress.shown():
-            served = session.examples(request.param, progress)
-            progress.say(f"loading 2 engines for examples: {', '.join(served.names)}")
-            served.open()
-    except DraftproofError as error:
-        pytest.fail(f"draftproof: {error}", pytrace=False)
-    yield served
-    served.close()
+    with contextlib.ExitStack() as stack:
+        try:
+            with progress.shown():
+                served = session.examples(request.param, progress)
+                stack.callback(served.close)
+                progress.say(f"loading 2 engines for examples: {', '.join(served.names)}")
+                served.open()
+        except DraftproofError as error:
+            pytest.fail(f"draftproof: {error}", pytrace=False)
+        yield served
 
 
 @pytest.fixture

@@ -65,6 +65,10 @@ class Request(Part, frozen=True, kw_only=True):
         require(within, "min_tokens", f"from 0 to max_tokens = {self.max_tokens}", self.min_tokens)
         require(self.prompt != [], "prompt", "an index or at least one token id", self.prompt)
 
+    @property
+    def has_stops(self) -> bool:
+        return bool(self.stop_texts or self.stop_ids)
+
 
 class Scenario(Part, frozen=True, kw_only=True):
     """One batch."""
@@ -117,6 +121,13 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     drafted: list[int] = []
     """By step, those without a draft left out; empty where the engine does not tell."""
 
+    def first(self, count: int) -> Received:
+        """As if it had ended by length after `count` tokens, at least one; its counts by step are gone."""
+        ids, ends = self.token_ids[:count], self.ends[:count]
+        text = self.decoded[: ends[-1]]
+        fields = {"token_ids": ids, "ends": ends, "decoded": text, "text": text, "accepted": [], "drafted": []}
+        return msgspec.structs.replace(self, finish_reason="length", stop_reason=None, **fields)
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds an output beside its own request."""
@@ -151,10 +162,12 @@ def unconstrained(request: Request, prompt: list[int], limits: Limits) -> Asked:
     return Asked(prompt=prompt, max_tokens=request.max_tokens + limits.k, ignore_eos=True)
 
 
-def constrained(request: Request, prompt: list[int], reference: Received) -> Asked:
-    """The request with its stops looked up in the reference. A stop without any text is left out."""
-    texts = [stop_string(stop, reference) for stop in request.stop_texts]
-    ids = [reference.token_ids[place % len(reference.token_ids)] for place in request.stop_ids]
+def constrained(request: Request, prompt: list[int], reference: Received | None) -> Asked:
+    """The request with its stops looked up in the reference, where it has any; one without any text is left out."""
+    texts, ids = [], []
+    if reference is not None:
+        texts = [stop_string(stop, reference) for stop in request.stop_texts]
+        ids = [reference.token_ids[place % len(reference.token_ids)] for place in request.stop_ids]
     return Asked(
         prompt=prompt,
         max_tokens=request.max_tokens,

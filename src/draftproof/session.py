@@ -35,7 +35,9 @@ from draftproof.workloads import WorkloadUnavailable, file_workload
 LOCK = ".lock"
 SCRIPTED = "scripted"
 """The variant whose drafts examples invent."""
-CONTEXT = 512
+EXAMPLE_PROMPTS = "short_answers"
+"""The workload whose prompts examples take, where the user gives none."""
+CONTEXT = 384
 """The most tokens of context that examples run with: its end is then near enough for short prompts."""
 EXAMPLES_TEST = "tests_determinism/test_metamorphic.py"
 
@@ -153,7 +155,8 @@ class Session:
         engine_settings = {**self.study.engine, "max_model_len": min(context, CONTEXT)}
         study = msgspec.structs.replace(self.study, aa=False, engine=engine_settings)
         (group,) = build_plan(self.catalog, study, [msgspec.structs.replace(cell, variant=SCRIPTED)]).groups
-        workload, loaded = resolver.workload(cell.workload)
+        name = cell.workload if self.options.prompts is not None else EXAMPLE_PROMPTS
+        workload, loaded = resolver.workload(name)
         folder = self.folder or RunFolder(self.options.run_dir or self._new_path())
         with folder.writing("create the report folder"):
             (folder.path / "logs").mkdir(parents=True, exist_ok=True)

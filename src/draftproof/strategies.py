@@ -57,15 +57,18 @@ def requests(
     stops: bool = False,
 ) -> Request:
     """`lengths`: of the prompt (absent: as it is); `stops`: whether anything but max_tokens may end the output."""
-    max_tokens = draw(st.integers(2, most_tokens).map(lambda less: most_tokens + 2 - less))
-    places = st.integers(0, max_tokens - 1)
+    length = draw(lengths) if lengths is not None else None
+    # Within one draft of its context's end nothing is drafted: an output that ends there is to begin before that.
+    least = min(k + 1, most_tokens) if length is not None and length.context else 2
+    max_tokens = draw(st.integers(least, most_tokens).map(lambda less: most_tokens + least - less))
+    places = st.integers(0, max_tokens - 1).map(lambda less: max_tokens - 1 - less)
     min_tokens = draw(st.one_of(st.just(0), places)) if stops else 0
     # Where a mask ends is where an engine may be wrong by one.
     ids = st.one_of(places, st.integers(max(0, min_tokens - 1), min(min_tokens + 2, max_tokens - 1)))
     texts = st.builds(StopText, at=places, tokens=st.integers(1, 3), trim=st.integers(0, 2))
     return Request(
         prompt=draw(st.integers(0, 7)),
-        length=draw(lengths) if lengths is not None else None,
+        length=length,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=draw(st.booleans()) if stops else True,
