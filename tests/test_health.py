@@ -452,8 +452,8 @@ def test_a_drafters_expectation_goes_before_its_variants() -> None:
 
 
 def test_every_control_states_what_it_expects() -> None:
-    """A control's acceptance is known beforehand: that is what it is for."""
-    controls = [variant for variant in load_catalog().variants.values() if variant.control is not None]
+    """A control's acceptance is known beforehand: that is what it is for. But for drafts that an example invents."""
+    controls = [v for v in load_catalog().variants.values() if v.control is not None and v.control.kind != "scripted"]
     assert len(controls) >= 5
     for variant in controls:
         assert variant.control is not None

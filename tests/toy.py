@@ -178,8 +178,8 @@ class ToyEngine:
     """Arm key -> why it has no stage clock."""
     gap_nats: float | None = 3.0
     """Distance of the second token of a pair to the referee's best one; None: not among the 20 best."""
-    exact_tie: bool = False
-    """Whether both tokens of a pair score the same in the engine's own precision."""
+    engine_gap_nats: float | None = None
+    """The same in the engine's own precision; None: as the referee's, but never 0, which would be an exact tie."""
     noise_nats: float = 0.0
     """Largest distance of an engine's gap from the referee's, once a batch."""
     nan_gaps: bool = False
@@ -380,8 +380,9 @@ class ToyArm:
         else:
             self.engine.scored += requests
         best, gap = -0.125, self.engine.gap_nats
-        if self.key != REFEREE:  # the engine's own precision is coarse
-            gap = 0.0 if self.engine.exact_tie else 0.0625
+        if self.key != REFEREE:
+            own = self.engine.engine_gap_nats
+            gap = own if own is not None else 0.0625 if gap == 0 else gap
         return [
             Score(
                 best=best,

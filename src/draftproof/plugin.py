@@ -182,7 +182,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gap = sd_session(config).hardware_gap(cell) if cell is not None else None
         if gap is not None and not config.getoption("--sd-require-hardware"):
             item.add_marker(pytest.mark.skip(reason=gap))
+    leave_out_empty(config, items)
     choose_examples(config, items)
+
+
+def leave_out_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that no cell of the study is meant for is deselected, where there is another one to run."""
+    empty = [item for item in items if item.get_closest_marker("sd_cells") and cell_of(item) is None]
+    if empty and len(empty) < len(items):
+        items[:] = [item for item in items if item not in empty]
+        config.hook.pytest_deselected(items=empty)
 
 
 def choose_examples(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -74,7 +74,7 @@ def test_planted_faults_are_divergent(bench: MakeBench, fault: str) -> None:
 def test_an_exact_tie_is_no_fault(bench: MakeBench) -> None:
     """Equal scores in the engine's own precision: either token may come, whatever float32 says."""
     run = bench(matrix=rows(["perfect"]))
-    run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),), exact_tie=True, gap_nats=3.0))
+    run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),), engine_gap_nats=0.0, gap_nats=3.0))
     cell = one(run)
     assert cell.sameness is not None
     assert cell.sameness.causes == {"identical": 5, "exact_tie": 1}
@@ -84,7 +84,7 @@ def test_an_exact_tie_is_no_fault(bench: MakeBench) -> None:
 def test_the_referee_decides_not_the_engine(bench: MakeBench) -> None:
     """The engine saw the two tokens 0.06 nats apart; in float32 they are 3 nats apart."""
     run = bench(matrix=rows(["perfect"]))
-    engine = run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),), gap_nats=3.0))
+    engine = run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),), gap_nats=3.0, engine_gap_nats=0.0625))
     assert len(engine.scored) == len(engine.refereed) == 1
     cell = one(run)
     assert cell.sameness is not None

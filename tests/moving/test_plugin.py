@@ -319,7 +319,7 @@ def test_a_clean_run_passes_and_shows_what_it_did_not_judge(
     """The whole of both suites over one recorded run: outcomes, benchmark file, reports and closing table."""
     result, outcomes = outcomes_of(suites, *replay_options(clean_run, overlay), "--benchmark-json", "bench.json")
     assert result.ret == 0
-    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 3 * 8 + 1, skipped=7)
+    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 4 * 8 + 1, skipped=7)
     judged = {name: outcome for name, outcome in outcomes.items() if name.startswith("test_speedup")}
     assert [name for name, outcome in judged.items() if outcome == "passed"] == ["test_speedup[toy-perfect-short-b1]"]
     result.stdout.fnmatch_lines(
@@ -467,7 +467,7 @@ def test_outcomes_can_be_written_as_junit_xml(suites: pytest.Pytester, clean_run
     """What a nightly job reads: the same outcomes, with speedup and verdict as properties."""
     selection = ("-k", "perfect-short-b1 and (test_speedup or test_same_outputs)")
     result = run_suites(suites, *replay_options(clean_run, overlay), *selection, "--junitxml", "junit.xml")
-    result.assert_outcomes(passed=2, deselected=123)
+    result.assert_outcomes(passed=2, deselected=132)
     cases = {str(c.get("name")): c for c in ElementTree.parse(suites.path / "junit.xml").iter("testcase")}
     properties = {p.get("name"): p.get("value") for p in cases["test_speedup[toy-perfect-short-b1]"].iter("property")}
     assert properties["sd_verdict"] == "PASS"
