@@ -63,7 +63,7 @@ stopping = scenarios(requests(k=K, most_tokens=16, stops=True))
 # --- a clean engine ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(scenario=anything)
 def test_a_clean_engine_has_no_problems(scenario: Scenario) -> None:
     """Token by token and run by run, whatever is asked and drafted; and a scenario is its JSON."""
@@ -75,7 +75,7 @@ def test_invented_examples_reach_what_they_are_for() -> None:
     """Ends of every kind within an accepted run, full and empty drafts, the border of the context."""
     seen: set[str] = set()
 
-    @settings(max_examples=150, phases=[Phase.generate])
+    @settings(max_examples=100, phases=[Phase.generate])
     @given(scenario=anything)
     def look(scenario: Scenario) -> None:
         line = served(scenario)
@@ -177,7 +177,6 @@ def test_every_fault_is_found_by_an_invented_example(fault: Fault) -> None:
     ("fault", "name"),
     [
         ("keeps what is behind a stop id", "tokens_after_stop"),
-        ("keeps what is behind a stop string", "tokens_after_stop"),
         ("flips a token", "divergent"),
     ],
 )

@@ -93,6 +93,7 @@ def answer(
         ends=ends,
         drafted=[drafted for drafted, _ in steps if not isinstance(reason, str)],
         accepted=[accepted for _, accepted in steps if not isinstance(reason, str)],
+        counted=not isinstance(reason, str),
     )
 
 

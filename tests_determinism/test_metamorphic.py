@@ -110,9 +110,9 @@ def test_stops_count_again_from_min_tokens_on(sd_served: Examples) -> None:
     """A stop id right behind an accepted run, which began before min_tokens and ends there, or beyond."""
     crossing = Scenario(
         requests=[
-            Request(prompt=3, min_tokens=2, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
+            Request(prompt=3, min_tokens=2, ignore_eos=True, stop_ids=[6], drafts=[[], [0] * 5]),
             Request(prompt=5, min_tokens=6, ignore_eos=True, stop_ids=[6], drafts=[[], [0] * 5]),
-            Request(prompt=7, min_tokens=3, ignore_eos=True, stop_ids=[11], drafts=[[0] * 5, [0] * 10]),
+            Request(prompt=0, min_tokens=3, drafts=[[], [0] * 6]),  # by EOS, on the shipped target
             Request(prompt=1, min_tokens=1, ignore_eos=True, stop_ids=[5], drafts=[[], [0] * 4]),
         ]
     )

@@ -20,7 +20,7 @@ from draftproof.analysis.received import (
 from draftproof.analysis.tokendiff import cause_of, gap_to_best
 from draftproof.engines import LiveArm, ScoreRequest, Scripted, ServeRequest
 from draftproof.engines.controls import Script
-from draftproof.errors import EngineError, scrub
+from draftproof.errors import DraftproofError, EngineError, scrub
 from draftproof.live import start_together
 from draftproof.plan import ArmSpec, Group
 from draftproof.records import RunFolder, UnitKey
@@ -266,6 +266,8 @@ class Examples:
                 raise error
         base = self._live[self.names[0]]
         self._prompts = self._prompts or self._tokenize(base)
+        if not self._prompts:
+            raise DraftproofError("examples need a prompt; all are longer than max_prompt_tokens; raise it")
         first = self._prompts[:KNOWN_PROMPTS]
         asked = [Asked(prompt=ids, max_tokens=KNOWN_TOKENS, ignore_eos=True) for ids in first]
         if not self._known:
@@ -291,8 +293,11 @@ class Examples:
         return self._told[scenario.json]
 
     def _tell(self, scenario: Scenario) -> Told:
-        self.open()
         command = self._command(scenario)
+        try:
+            self.open()
+        except EngineError as error:
+            return Told(command=command, wrong=[f"an arm did not start again: {error}"])
         base, other = (self._live[name] for name in self.names)
         line = play(scenario, self._prompts, self._limits(), self._known, base, other)
         self._append(line)

@@ -119,7 +119,9 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """Characters of `decoded` after each token; those of half a character are not counted yet."""
     accepted: list[int] = []
     drafted: list[int] = []
-    """By step, those without a draft left out; empty where the engine does not tell."""
+    """By step, those without a draft left out."""
+    counted: bool = True
+    """Whether the engine told these counts."""
 
     def first(self, count: int) -> Received:
         """As if it had ended by length after `count` tokens, at least one; its counts by step are gone."""

@@ -601,7 +601,7 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
         ), "each request has its own sampling parameters"  # fmt: skip
         assert (first.token_ids, first.finish_reason, first.prompt_tokens) == ([5, 5], "length", 3)
         assert (second.token_ids, second.decoded, second.ends) == ([5] * 3, "<5><5><5>", [3, 6, 9])
-        assert (second.accepted, second.drafted) == ([1], [3])
+        assert (second.accepted, second.drafted, second.counted) == ([1], [3], True)
     finally:
         arm.close()
 

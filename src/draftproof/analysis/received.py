@@ -154,10 +154,10 @@ def draft_problems(
     """The counts by step against the script: greedy, a draft is accepted as far as it agrees with what was emitted.
 
     Without this check an engine that never drafts would pass everything. `zeroed`: steps may verify k zeros instead
-    (`near_context`). An output that ended by a stop string comes without counts: vLLM sends them with the end that the
-    engine core sees, and strings are searched behind it.
+    (`near_context`). What is not counted is not checked: an older vLLM tells no counts, and none comes with an output
+    that ended by a stop string, which is found behind the engine's core.
     """
-    if isinstance(got.stop_reason, str):
+    if not got.counted:
         return []
     told = list(zip(got.drafted, got.accepted, strict=False))
     ids, last = got.token_ids, len(got.token_ids)

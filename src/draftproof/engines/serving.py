@@ -45,6 +45,7 @@ def received(tokenizer: Any, output: Any) -> dict[str, Any]:
         "ends": ends,
         "accepted": steps.get("per_step_accepted", []),
         "drafted": steps.get("per_step_drafted", []),
+        "counted": metrics is not None,
     }
 
 
