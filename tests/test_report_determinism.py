@@ -19,8 +19,9 @@ from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.lengths import length_rows
 from draftproof.analysis.survival import Observation, Rate, rate, survival
 from draftproof.analysis.tokendiff import Cause
-from draftproof.determinism import AxisName, FloorAxis, LengthTable, UnitFloor
+from draftproof.determinism import LengthTable
 from draftproof.gate import Excess
+from draftproof.noisefloor import AxisName, FloorAxis, UnitFloor
 from draftproof.report import curves
 from draftproof.report.determinism import (
     CAUSES,

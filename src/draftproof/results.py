@@ -14,13 +14,12 @@ from draftproof.analysis.stats import Ratio, paired_ratio
 from draftproof.determinism import (
     LengthTable,
     Sameness,
-    UnitFloor,
     compare,
     length_tables,
     near_tie_excesses,
-    unit_floors,
 )
 from draftproof.gate import Excess, Judgement
+from draftproof.noisefloor import UnitFloor, unit_floors
 from draftproof.plan import AA
 from draftproof.records import (
     ArmLine,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from draftproof import referee
-from draftproof.determinism import FloorAxis
 from draftproof.engines import BlockRequest
+from draftproof.noisefloor import FloorAxis
 from draftproof.records import Output
 from draftproof.results import CellResult, RunResults, analyse
 from tests.toy import FIRST, VOCABULARY, Bench, Flip, Spoil, ToyEngine, Where, rows

@@ -15,8 +15,9 @@ from draftproof.analysis.lengths import layout
 from draftproof.analysis.stats import CONFIDENCE
 from draftproof.analysis.survival import Rate, Survival
 from draftproof.analysis.tokendiff import Cause, Comparison
-from draftproof.determinism import FLOOR_CONTROLS, AxisName, Sameness
+from draftproof.determinism import FLOOR_CONTROLS, Sameness
 from draftproof.metrics import floor_text
+from draftproof.noisefloor import AxisName
 from draftproof.records import ArmLine
 from draftproof.report import view
 from draftproof.results import CellResult, RunResults
