@@ -454,9 +454,7 @@ def test_unknown_names_list_the_known(catalog: Catalog) -> None:
     message = refusal("qwen4", None, catalog)
     assert message.startswith("target must be one of the known names (got 'qwen4'); known: glm-4.5-air, llama3-70b")
     message = refusal("qwen3-8b", "hydra", catalog)
-    assert message.startswith(
-        "drafter must be one of the known names (got 'hydra'); known: adversarial, adversarial_k1"
-    )
+    assert message.startswith("drafter must be one of the known names (got 'hydra'); known: adversarial, adversarial_")
     assert "smollm2-135m-eagle3" in message
 
 
