@@ -1,4 +1,4 @@
-"""For draftproof's own tests; the suites that run studies need no hypothesis."""
+"""For draftproof's own tests; the suite of invented examples sets up hypothesis by itself."""
 
 from __future__ import annotations
 

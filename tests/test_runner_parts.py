@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from draftproof.errors import DraftproofError
 from draftproof.live import Counter
 from draftproof.plan import ArmSpec, Group, Unit, is_no_sd, references
+from draftproof.prompts import check_bos, fits
 from draftproof.records import UnitKey
-from draftproof.runner import check_bos, fits, log_name
+from draftproof.runner import log_name
 from draftproof.spec import Hardware, Purpose, Target
 from tests.factories import make_cell, make_study
 

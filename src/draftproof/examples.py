@@ -179,15 +179,15 @@ def judge(line: ExampleLine, arms: tuple[str, str], referee: Referee) -> Verdict
         else:
             mine += [problem for problem in found if problem.name not in {known.name for known in mine}]
         problems += mine
-    ties = []
+    ties, parted = [], []
     for found, opinion in zip(differences, referee(differences) if differences else [], strict=True):
         if opinion.is_tie:
             ties.append(f"request {found.request}, position {found.position}: {opinion.told}")
             continue
         name = name_of(found, line.asked[found.request], line.bases, line.others, limits, drafted)
         detail = f"first difference at position {found.position}: {opinion.told}"
-        problems.append(Problem(request=found.request, arm=arms[1], name=name, detail=detail))
-    return VerdictLine(ties=ties, problems=problems)
+        parted.append(Problem(request=found.request, arm=arms[1], name=name, detail=detail))
+    return VerdictLine(ties=ties, problems=[*parted, *problems])  # what may follow from a difference stands behind it
 
 
 def own_precision(arm: LiveArm, target: str, limit_nats: float) -> Referee:

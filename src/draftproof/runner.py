@@ -13,7 +13,7 @@ from draftproof import tables
 from draftproof.analysis.held import changed
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import paired_ratio
-from draftproof.engines import BlockRequest, BlockResult, Engine, LiveArm, StartRequest, TokenizeRequest
+from draftproof.engines import BlockRequest, BlockResult, Engine, LiveArm, StartRequest
 from draftproof.errors import DraftproofError, EngineError
 from draftproof.feed import Feed
 from draftproof.ledger import Ledger
@@ -24,15 +24,14 @@ from draftproof.plan import (
     Group,
     Plan,
     Unit,
-    check_context,
-    max_model_tokens,
     references,
     speculative_config,
 )
-from draftproof.records import ArmLine, Axis, BlockLine, RotationLine, RunFolder, SessionLine, WorkloadLine
+from draftproof.prompts import Prompt, PromptSets, token_ids
+from draftproof.records import ArmLine, Axis, BlockLine, RotationLine, RunFolder, SessionLine
 from draftproof.referee import Referee
 from draftproof.spec import Purpose, Target, Variant, Workload, digest
-from draftproof.workloads import LoadedWorkload, deal
+from draftproof.workloads import LoadedWorkload
 
 WARMUP_TOKENS = 8
 NO_MODEL = "model"
@@ -47,15 +46,6 @@ class Resolver(Protocol):
     def drafter(self, target: Target, variant: Variant, model: str) -> str | None: ...
 
     def workload(self, name: str) -> tuple[Workload, LoadedWorkload]: ...
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    id: str
-    token_ids: list[int]
-
-
-Prompts = dict[str, list[Prompt]]
-"""Workload name -> its prompts, in order."""
 
 
 class Runner:
@@ -105,8 +95,7 @@ class Runner:
         try:
             arms.start_all()
             if arms.any_alive():
-                names = dict.fromkeys(unit.key.workload for unit in group.units)
-                prompts = {name: self._tokenize(group, arms, name) for name in names}
+                prompts = PromptSets(group, study, self.ledger, arms, self.resolver)
                 counter = Counter(group, self.ledger, purposes, study, self.progress)
                 self._warm_up(group, arms, prompts)
                 if "speed" in purposes:
@@ -116,7 +105,7 @@ class Runner:
                 if "trace" in purposes:
                     self._floor(group, arms, prompts)
                     referee = Referee(group, self.ledger, arms, self.progress)
-                    referee.judge(lambda unit, rotation: token_ids(self._prompt_set(unit, prompts, rotation)))
+                    referee.judge(prompts.ids)
             self.ledger.close(group.index, purposes)
         finally:
             arms.close()
@@ -158,72 +147,9 @@ class Runner:
                     "start a new run with --sd-fresh"
                 )
 
-    # -- prompts -----------------------------------------------------------------------------------------------------
-
-    def _tokenize(self, group: Group, arms: LiveArms, name: str) -> list[Prompt]:
-        """Token ids of a workload's prompts, once a run: every arm then gets the same ids."""
-        study, target = self.plan.study, group.target
-        workload, loaded = self.resolver.workload(name)
-        known = self.ledger.workloads.get((target.name, name))
-        if known is None:
-            known = self._add_workload(target, arms, workload, loaded)
-        elif known.revision != loaded.revision:
-            raise DraftproofError(
-                f"workload {name!r} is not what it was when this run began (revision {known.revision} -> "
-                f"{loaded.revision}); start a new run with --sd-fresh"
-            )
-        found = [
-            Prompt(prompt_id, ids)
-            for (target_name, workload_name, prompt_id), ids in self.ledger.prompts.items()
-            if (target_name, workload_name) == (target.name, name) and fits(ids, study.max_prompt_tokens)
-        ]
-        if not found:
-            raise DraftproofError(
-                f"workload {name!r} has no prompt left: all {known.left_out} are longer than "
-                f"max_prompt_tokens = {study.max_prompt_tokens}; raise it or give shorter prompts"
-            )
-        output_tokens = max(
-            cell.output_tokens for unit in group.units for cell in unit.cells if unit.key.workload == name
-        )
-        for prompt in found:
-            check_context(
-                f"workload {name!r}, prompt {prompt.id!r}",
-                len(prompt.token_ids),
-                output_tokens,
-                max_model_tokens(group),
-            )
-        return found
-
-    def _add_workload(self, target: Target, arms: LiveArms, workload: Workload, loaded: LoadedWorkload) -> WorkloadLine:
-        name = workload.name
-        tokenized = arms.first().tokenize(tokenize_request(target, workload, loaded))
-        rows = {prompt.id: ids for prompt, ids in zip(loaded.prompts, tokenized.token_ids, strict=True)}
-        check_bos(name, rows, tokenized.bos_token_id)
-        kept = [ids for ids in rows.values() if fits(ids, self.plan.study.max_prompt_tokens)]
-        self.ledger.add_prompts({(target.name, name, prompt_id): ids for prompt_id, ids in rows.items()})
-        line = WorkloadLine(
-            session=self.ledger.session,
-            target=target.name,
-            workload=name,
-            num_prompts=len(kept),
-            left_out=len(rows) - len(kept),
-            revision=loaded.revision,
-            prompts_sha256=digest(list(rows.values())),
-            tokenizer_sha256=tokenized.tokenizer_sha256,
-        )
-        self.ledger.add(line)
-        return line
-
-    def _prompt_set(self, unit: Unit, prompts: Prompts, rotation: int) -> list[Prompt]:
-        """The prompts of one rotation: B different ones, or B copies of one (the paper's batches)."""
-        size, study, mine = unit.key.batch_size, self.plan.study, prompts[unit.key.workload]
-        if study.batching == "identical":
-            return [mine[index] for index in deal(len(mine), 1, rotation, study.seed)] * size
-        return [mine[index] for index in deal(len(mine), size, rotation, study.seed)]
-
     # -- rotations ---------------------------------------------------------------------------------------------------
 
-    def _warm_up(self, group: Group, arms: LiveArms, prompts: Prompts) -> None:
+    def _warm_up(self, group: Group, arms: LiveArms, prompts: PromptSets) -> None:
         """Run every shape once on every arm before anything is timed."""
         self.progress.say("warming up")
         for size in dict.fromkeys(unit.key.batch_size for unit in group.units):
@@ -232,7 +158,7 @@ class Runner:
             for key in unit.arms:
                 if self.ledger.has_failed(unit.key, key, "speed"):
                     continue
-                request = self._request(unit, self._prompt_set(unit, prompts, 0), 0, 0, "trace", WARMUP_TOKENS)
+                request = self._request(unit, prompts.of(unit, 0), 0, 0, "trace", WARMUP_TOKENS)
                 try:
                     feed.keep(key, arms.get(key).run(feed.fed(key, request)))
                 except EngineError as error:
@@ -261,7 +187,7 @@ class Runner:
             axis=axis,
         )
 
-    def _speed(self, group: Group, arms: LiveArms, prompts: Prompts, counter: Counter) -> None:
+    def _speed(self, group: Group, arms: LiveArms, prompts: PromptSets, counter: Counter) -> None:
         """Rotations of all units in turn, so that a drift of the machine meets them all; then those still too wide.
 
         What claims to be faster is judged: it is the first to be repeated.
@@ -297,14 +223,14 @@ class Runner:
         seconds = [block.seconds for block in self.ledger.blocks if block.unit == unit.key and block.purpose == "speed"]
         return sum(seconds) / max(1, len(self.ledger.done(unit.key, "speed")))
 
-    def _stages(self, group: Group, arms: LiveArms, prompts: Prompts, counter: Counter) -> None:
+    def _stages(self, group: Group, arms: LiveArms, prompts: PromptSets, counter: Counter) -> None:
         for rotation in range(self.plan.study.stage_blocks):
             for unit in group.units:
                 if rotation not in self.ledger.done(unit.key, "stages"):
                     tokens = min(self.plan.study.stage_output_tokens, unit.cells[0].output_tokens)
                     self._rotate(group, unit, arms, prompts, rotation, "stages", tokens, (0,), counter)
 
-    def _floor(self, group: Group, arms: LiveArms, prompts: Prompts) -> None:
+    def _floor(self, group: Group, arms: LiveArms, prompts: PromptSets) -> None:
         """What order and company alone change: no-SD on the prompt sets of its first rotations, otherwise arranged."""
         axes: tuple[Axis, ...] = ("order", "copies")
         units = [unit for unit in group.units if unit.key.batch_size > 1 and self.plan.runs_first(unit)]
@@ -313,7 +239,7 @@ class Runner:
             if rotation in known or rotation not in self.ledger.done(unit.key, "speed"):
                 continue
             self.progress.say(f"noise floor: {axis} of {unit.key.workload} b{unit.key.batch_size}")
-            chosen = self._prompt_set(unit, prompts, rotation)
+            chosen = prompts.of(unit, rotation)
             chosen = chosen[::-1] if axis == "order" else chosen[:1] * len(chosen)
             tokens = unit.cells[0].output_tokens
             key = unit.arms[0]
@@ -330,7 +256,7 @@ class Runner:
         group: Group,
         unit: Unit,
         arms: LiveArms,
-        prompts: Prompts,
+        prompts: PromptSets,
         rotation: int,
         purpose: Purpose,
         output_tokens: int,
@@ -338,7 +264,7 @@ class Runner:
         counter: Counter,
     ) -> None:
         """Run one prompt set on every arm, then again in reverse order, and record it all at once."""
-        chosen = self._prompt_set(unit, prompts, rotation)
+        chosen = prompts.of(unit, rotation)
         keys = [key for key in unit.arms if purpose == "speed" or not key.endswith(AA)]
         results: dict[tuple[str, int], tuple[BlockLine, BlockResult]] = {}
         feed = Feed(group, unit, self.variants)
@@ -432,36 +358,6 @@ def start_request(
         python=python,
         log=log,
     )
-
-
-def tokenize_request(target: Target, workload: Workload, loaded: LoadedWorkload) -> TokenizeRequest:
-    return TokenizeRequest(
-        target=target.name,
-        workload=workload.name,
-        ids=[prompt.id for prompt in loaded.prompts],
-        prompts=[prompt.messages if prompt.messages is not None else prompt.text for prompt in loaded.prompts],
-        template_options={**target.template_options, **workload.template_options},
-    )
-
-
-def token_ids(prompts: list[Prompt]) -> list[list[int]]:
-    return [prompt.token_ids for prompt in prompts]
-
-
-def fits(ids: list[int], limit: int | None) -> bool:
-    return limit is None or len(ids) <= limit
-
-
-def check_bos(workload: str, rows: dict[str, list[int]], bos: int | None) -> None:
-    """Exactly one BOS: the paper's prompts began with two, since text with a BOS in it was tokenised again."""
-    for prompt_id, ids in rows.items():
-        if not ids:
-            raise DraftproofError(f"workload {workload!r}, prompt {prompt_id!r}: no tokens")
-        if bos is not None and ids[:2] == [bos, bos]:
-            raise DraftproofError(
-                f"workload {workload!r}, prompt {prompt_id!r} begins with two BOS tokens ({bos}); "
-                "the text must not hold the one that the tokenizer adds"
-            )
 
 
 def log_name(key: str) -> str:

@@ -25,9 +25,10 @@ from draftproof.gate import limit_of
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
 from draftproof.plan import ArmSpec, Group, Plan, build_plan
+from draftproof.prompts import fits, tokenize_request
 from draftproof.records import SCHEMA_VERSION, RunData, RunFolder, RunHeader, SessionLine
 from draftproof.resolve import CatalogResolver, ReplayResolver
-from draftproof.runner import NO_MODEL, Resolver, Runner, fits, log_name, start_request, tokenize_request
+from draftproof.runner import NO_MODEL, Resolver, Runner, log_name, start_request
 from draftproof.scenarios import Scenario
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
