@@ -452,14 +452,9 @@ def test_a_drafters_expectation_goes_before_its_variants() -> None:
 
 
 def test_every_control_states_what_it_expects() -> None:
-<<<<<<< HEAD
-    """A control's acceptance is known beforehand: that is what it is for. But for drafts that an example invents."""
-    controls = [v for v in load_catalog().variants.values() if v.control is not None and v.control.kind != "scripted"]
-=======
     """A control's acceptance is known beforehand, that is what it is for; a scripted one's only with its example."""
     variants = load_catalog().variants.values()
     controls = [variant for variant in variants if variant.control and variant.control.kind != "scripted"]
->>>>>>> metamorphic
     assert len(controls) >= 5
     for variant in controls:
         assert variant.control is not None
