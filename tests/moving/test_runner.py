@@ -602,8 +602,12 @@ def test_a_run_does_not_go_on_with_other_prompts(bench: MakeBench) -> None:
         run.session(ToyEngine(interrupts=(Where(rotation=1),)), ["speed"])
     workload = run.catalog.workloads[run.plan.cells[0].workload]
     path = run.catalog.workload_path(workload)
-    path.write_text(path.read_text() + '{"text": "one more prompt"}\n')
+    text = path.read_text()
+    path.write_text(text + '{"text": "one more prompt"}\n')
     before = run.folder.read()
-    with pytest.raises(DraftproofError, match=r"is not what it was when this run began \(revision sha256:"):
-        run.session(ToyEngine(), ["speed"])
+    try:
+        with pytest.raises(DraftproofError, match=r"is not what it was when this run began \(revision sha256:"):
+            run.session(ToyEngine(), ["speed"])
+    finally:
+        path.write_text(text)  # the catalog is shared with other tests
     assert run.folder.read().blocks == before.blocks
