@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()
 MARKERS = {
-    "sd_cells(*purposes, speculative=None, invariant=None)": "run once per cell; what the test needs of the engine",
+    "sd_cells(*purposes, **traits)": "run once per cell that has the traits; what the test needs of the engine",
     "cpu": "cells for machines without a GPU",
     "h100": "cells for H100 GPUs",
     "h100x4": "cells for four H100 GPUs",
@@ -156,7 +156,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     params = []
     for cell in session.cells:
         variant = session.catalog.variants[cell.variant]
-        traits = {"speculative": variant.speculative, "invariant": bool(variant.plain)}
+        traits = {
+            "speculative": variant.speculative,
+            "invariant": bool(variant.plain),
+            "eos": not session.study.ignore_eos,
+        }
         if any(traits[name] != value for name, value in wanted.items()):
             continue
         params.append(pytest.param(cell, id=cell.id, marks=hardware_marks(session, cell)))
