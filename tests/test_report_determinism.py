@@ -321,6 +321,17 @@ def check_tables(text: str) -> None:
 # -- the earliest differences ------------------------------------------------------------------------------------------
 
 
+def test_variants_that_differ_alike_are_one() -> None:
+    """One tie that rounding decides is met by every drafter with as many rows: it must not fill the list."""
+    tie = difference(position=5, tokens_at_risk=6, prompt_id="p")
+    cells = [cell(name, sameness=sameness(tie)) for name in ("eagle", "mtp")]
+    other = cell("ngram", sameness=sameness(difference(position=9, tokens_at_risk=10, prompt_id="p")))
+    found = earliest(run(*cells, other))
+    assert [one.variant for one in found] == ["eagle, mtp", "ngram"]
+    assert found[0].label.startswith("eagle, mtp on ")
+    assert cells[0].cell.id in found[0].command
+
+
 def test_divergent_ones_come_first_then_the_earliest() -> None:
     found = earliest(full())
     assert found[0].difference.cause == "divergent"

@@ -342,27 +342,42 @@ def length_tables(results: RunResults) -> list[Table]:
 
 
 def earliest(results: RunResults) -> list[Earliest]:
-    """The earliest differences, divergent ones first."""
-    found = sorted(view.first_differences(results), key=lambda pair: pair[1].cause != "divergent")
+    """The earliest differences, divergent ones first; variants that differ alike, token for token, are one."""
+    alike = differences_alike(results)
     return [
         Earliest(
             number=number,
-            label=view.label(results, cell),
-            variant=cell.cell.variant,
+            label=f"{', '.join(view.name(results, cell)[0] for cell in cells)} on {cells[0].cell.workload} "
+            f"b{cells[0].cell.batch_size}",
+            variant=", ".join(cell.cell.variant for cell in cells),
             prompt=shorten(difference.prompt_id, PROMPT_CHARS),
             difference=difference,
-            margin=margin_text(difference, cell.sameness.limit_nats if cell.sameness else None),
-            command=command(results, cell),
+            margin=margin_text(difference, cells[0].sameness.limit_nats if cells[0].sameness else None),
+            command=command(results, cells[0]),
         )
-        for number, (cell, difference) in enumerate(found[:EARLIEST], start=1)
+        for number, (cells, difference) in enumerate(alike[:EARLIEST], start=1)
     ]
 
 
-def earliest_note(shown: int, count: int) -> str:
+def differences_alike(results: RunResults) -> list[tuple[list[CellResult], Comparison]]:
+    """First differences in the order of their worth, each with the cells that have it."""
+    groups: dict[object, tuple[list[CellResult], Comparison]] = {}
+    for cell, difference in view.first_differences(results):
+        key = (
+            *(cell.cell.target, cell.cell.workload, cell.cell.batch_size, cell.build, difference.cause),
+            *(difference.rotation, difference.request, difference.position, difference.texts, difference.after),
+        )
+        groups.setdefault(key, ([], difference))[0].append(cell)
+    return sorted(groups.values(), key=lambda group: group[1].cause != "divergent")
+
+
+def earliest_note(results: RunResults) -> str:
+    count = len(differences_alike(results))
     return (
-        f"{shown} of {count}, divergent ones first, then by position; all are in summary.json. Margin: from the best "
-        "token of the float32 referee to the worse of the two. Each command runs the cell again with no-SD beside it; "
-        "give it the options that your run had (--sd-catalog, --sd-prompts, --sd-python, --sd-base-python)."
+        f"{min(EARLIEST, count)} of {count}, divergent ones first, then by position; variants that differ alike are "
+        f"one ({len(view.first_differences(results))} in all, each in summary.json). Margin: from the best token of "
+        "the float32 referee to the worse of the two. Each command runs the (first) cell again with no-SD beside it; give "
+        "it the options that your run had (--sd-catalog, --sd-prompts, --sd-python, --sd-base-python)."
     )
 
 

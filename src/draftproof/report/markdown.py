@@ -72,7 +72,7 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
         ]
         for found in earliest
     ]
-    note = determinism.earliest_note(len(earliest), len(view.first_differences(results)))
+    note = determinism.earliest_note(results)
     lines = ["", f"### {determinism.EARLIEST_TITLE}", "", cell_text(note), ""]
     lines += [
         *table(DIFFERENCE_HEAD, body, code=TOKEN_COLUMNS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftproof.report import curves, determinism, view
+from draftproof.report import curves, determinism
 from draftproof.results import RunResults
 
 PANELS_SHOWN = 6
@@ -22,7 +22,7 @@ def outputs(results: RunResults) -> dict[str, Any]:
         "frame": curves,
         "earliest": earliest,
         "earliest_title": determinism.EARLIEST_TITLE,
-        "earliest_note": determinism.earliest_note(len(earliest), len(view.first_differences(results))),
+        "earliest_note": determinism.earliest_note(results),
         "causes": determinism.CAUSES,
         "panels_shown": PANELS_SHOWN,
         "rows_shown": ROWS_SHOWN,
