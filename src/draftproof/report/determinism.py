@@ -376,8 +376,8 @@ def earliest_note(results: RunResults) -> str:
     return (
         f"{min(EARLIEST, count)} of {count}, divergent ones first, then by position; variants that differ alike are "
         f"one ({len(view.first_differences(results))} in all, each in summary.json). Margin: from the best token of "
-        "the float32 referee to the worse of the two. Each command runs the (first) cell again with no-SD beside it; give "
-        "it the options that your run had (--sd-catalog, --sd-prompts, --sd-python, --sd-base-python)."
+        "the float32 referee to the worse of the two. Each command runs the (first) cell again with no-SD beside it; "
+        "give it the options that your run had (--sd-catalog, --sd-prompts, --sd-python, --sd-base-python)."
     )
 
 
