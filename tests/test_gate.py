@@ -10,9 +10,11 @@ from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.stats import Ratio
 from draftproof.errors import DraftproofError
 from draftproof.gate import (
+    NEEDED,
     Excess,
     Judgement,
     Verdict,
+    check_limits,
     informing,
     judge_determinism,
     judge_invariance,
@@ -351,3 +353,11 @@ def test_limits_that_inform_are_told_beside_the_figure() -> None:
     assert informing(make_cell(), {"speedup": 1.234}, rows) == ["speedup 1.234 beside 1.5 (the paper; mean of ratios)"]
     assert informing(make_cell(), {"speedup": None}, rows) == []
     assert informing(make_cell(), {}, rows) == []
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_a_missing_limit_is_told_before_anything_runs(missing: str) -> None:
+    rows = [make_limit(0.25, metric=metric) for metric in NEEDED if metric != missing]
+    with pytest.raises(DraftproofError, match=f"no row for metric '{missing}' that covers"):
+        check_limits(rows, make_cell())
+    check_limits([*rows, make_limit(0.25, metric=missing)], make_cell())

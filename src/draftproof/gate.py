@@ -225,6 +225,16 @@ def limit_of(limits: list[Threshold], metric: str, cell: Cell) -> Threshold:
     return rows[-1]
 
 
+NEEDED = ("divergence_gap_nats", "divergent_share", "inconclusive_share", "near_tie_ratio")
+"""Metrics without whose limits outputs cannot be judged."""
+
+
+def check_limits(limits: list[Threshold], cell: Cell) -> None:
+    """Raises DraftproofError where a limit is missing that the cell's outputs are judged by."""
+    for metric in NEEDED:
+        limit_of(limits, metric, cell)
+
+
 def informing(cell: Cell, values: dict[str, float | None], limits: list[Threshold]) -> list[str]:
     """Sentences on the limits that inform but do not gate."""
     sentences = []

@@ -21,7 +21,7 @@ from draftproof.engines import ENGINES, LiveArm, open_engine
 from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.examples import FILE as EXAMPLES
 from draftproof.examples import Examples
-from draftproof.gate import limit_of
+from draftproof.gate import check_limits, limit_of
 from draftproof.hardware import detect_machine, gpu_state, missing
 from draftproof.live import Progress
 from draftproof.plan import ArmSpec, Group, Plan, build_plan
@@ -113,6 +113,8 @@ class Session:
             return self.results
         cells = list(selected)
         self._check_room(cells)
+        for cell in cells:  # before hours are spent on what could not be judged
+            check_limits(self.catalog.thresholds.get(cell.hardware, []), cell)
         resolver = self._resolver(progress)
         self._check_engine()
         cells = self._available(cells, resolver)
