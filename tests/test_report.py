@@ -310,7 +310,8 @@ def test_three_hundred_cells_stay_small() -> None:
     assert len(text.encode()) < 2_500_000
     found = Page(text)
     assert all(result.cell.id in found.text for result in cells)
-    assert "10 of 3600" in found.text
+    assert "10 of 300, divergent ones first" in found.text
+    assert "(3600 in all, each in summary.json)" in found.text
     assert "and 288 more" in found.text
 
 

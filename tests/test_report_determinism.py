@@ -330,6 +330,8 @@ def test_variants_that_differ_alike_are_one() -> None:
     assert [one.variant for one in found] == ["eagle, mtp", "ngram"]
     assert found[0].label.startswith("eagle, mtp on ")
     assert cells[0].cell.id in found[0].command
+    many = earliest(run(*[cell(f"v{number}", sameness=sameness(tie)) for number in range(20)]))
+    assert [one.variant for one in many] == [", ".join(f"v{number}" for number in range(12)) + " and 8 more"]
 
 
 def test_divergent_ones_come_first_then_the_earliest() -> None:

@@ -347,9 +347,9 @@ def earliest(results: RunResults) -> list[Earliest]:
     return [
         Earliest(
             number=number,
-            label=f"{', '.join(view.name(results, cell)[0] for cell in cells)} on {cells[0].cell.workload} "
+            label=f"{named([view.name(results, cell)[0] for cell in cells])} on {cells[0].cell.workload} "
             f"b{cells[0].cell.batch_size}",
-            variant=", ".join(cell.cell.variant for cell in cells),
+            variant=named([cell.cell.variant for cell in cells]),
             prompt=shorten(difference.prompt_id, PROMPT_CHARS),
             difference=difference,
             margin=margin_text(difference, cells[0].sameness.limit_nats if cells[0].sameness else None),
@@ -357,6 +357,12 @@ def earliest(results: RunResults) -> list[Earliest]:
         )
         for number, (cells, difference) in enumerate(alike[:EARLIEST], start=1)
     ]
+
+
+def named(variants: list[str]) -> str:
+    """The variants of one row; of many, the first ones and how many there are besides."""
+    more = len(variants) - view.NAMED
+    return ", ".join(variants[: view.NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def differences_alike(results: RunResults) -> list[tuple[list[CellResult], Comparison]]:
