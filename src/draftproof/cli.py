@@ -219,6 +219,24 @@ def traces_check(files: Annotated[list[Path], typer.Argument(help="Trace files, 
     check(files, typer.echo)
 
 
+@traces_app.command("ngram")
+def traces_ngram(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Trace file (default: RUN/traces-<target>-<workload>.jsonl, one for each).")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Only this target of the run.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Only this workload of the run.")] = None,
+    min_n: Annotated[int, typer.Option(help="Shortest suffix looked up, in tokens.")] = 3,
+    max_n: Annotated[int, typer.Option(help="Longest suffix looked up, in tokens.")] = 7,
+    limit: Annotated[int, typer.Option(help="Most tokens drafted in a step: the largest k to simulate.")] = 20,
+) -> None:
+    """What n-gram lookup would draft along a run's no-SD outputs, from token ids alone: traces for simulate."""
+    from draftproof.simulator.ngramtraces import Lookup, write_traces
+
+    write_traces(run, out, target, workload, Lookup(min_n, max_n, limit), typer.echo)
+
+
 def version(value: bool) -> None:
     if value:
         import draftproof

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftproof.analysis.lookup import MAX_N, MIN_N
 from draftproof.errors import DraftproofError
 from draftproof.simulator.rules import CORRECTED, PAPER
 from draftproof.simulator.table import chunks
-from draftproof.simulator.traces import MATCH_MAX, MATCH_MIN, TraceFile, match_lengths, trace_files
+from draftproof.simulator.traces import TraceFile, match_lengths, trace_files
 from tests.simulator.toys import public_traces
 
 AUTHORS = {
@@ -174,7 +175,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 @given(TOKENS, TOKENS)
 def test_match_lengths_is_the_longest_repeated_suffix(prompt: list[int], output: list[int]) -> None:
     def longest(context: list[int]) -> int:
-        for n in range(MATCH_MAX, MATCH_MIN - 1, -1):
+        for n in range(MAX_N, MIN_N - 1, -1):
             suffix = context[-n:]
             if len(context) > n and any(context[i : i + n] == suffix for i in range(len(context) - n)):
                 return n

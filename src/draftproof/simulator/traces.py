@@ -26,15 +26,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from draftproof.analysis.lookup import LIMIT, MAX_N, MIN_N, suffix_matches
 from draftproof.catalog import known_keys
 from draftproof.errors import DraftproofError, rule
 from draftproof.spec import Entry
 
 SCHEMA = 1
-AUTHORS_LIMIT = 20
-"""Draft tokens per step in the public traces (paper.md 4.2: the k = 20 protocol)."""
-MATCH_MIN, MATCH_MAX = 3, 7
-"""The n-gram lookup of the public traces: shortest and longest suffix looked up (paper.md 1.1)."""
+AUTHORS_LIMIT = LIMIT
+LIMITS = range(1, 255)
+"""A length is one more, and is kept in 8 bits."""
 SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -243,8 +243,8 @@ def from_authors(place: str, line: AuthorsLine, name: str, matches: bool) -> Tra
 def from_ours(place: str, line: OurLine, matches: bool) -> Trace:
     if line.schema != SCHEMA:
         raise rule(f"{place}: schema", f"{SCHEMA}", line.schema)
-    if not 1 <= line.limit <= 254:
-        raise rule(f"{place}: limit", "in 1..254", line.limit)
+    if line.limit not in LIMITS:
+        raise rule(f"{place}: limit", f"in {LIMITS[0]}..{LIMITS[-1]}", line.limit)
     ids = line.prompt_token_ids
     prompt_tokens = line.prompt_tokens if line.prompt_tokens is not None else len(ids or [])
     if prompt_tokens < 1:
@@ -310,21 +310,8 @@ def match_lengths(prompt: list[int], output: list[int]) -> NDArray[np.uint8]:
     """For each number of committed output tokens, the longest suffix of the context that occurs earlier in it.
 
     Returns shape (output tokens,), values 0 or 3..7. It is what the lookup of vLLM's n-gram proposer knows before the
-    step. Recomputing the drafts from the first occurrence gives every length of the public traces that was checked.
+    step; `draftproof.analysis.lookup` states the rule.
     """
-    ids = np.array(prompt + output[:-1], dtype=np.int64)
-    best = np.zeros(ids.size, dtype=np.uint8)
-    # Rank of the n-gram that ends at a token; an n-gram is the (n - 1)-gram before it and a token.
-    _, token = np.unique(ids, return_inverse=True)
-    base = int(token.max(initial=0)) + 1
-    rank = token.astype(np.int64)
-    for n in range(2, MATCH_MAX + 1):
-        if ids.size < n:
-            break
-        _, first, rank = np.unique(rank[:-1] * base + token[n - 1 :], return_index=True, return_inverse=True)
-        if n >= MATCH_MIN:
-            ends = np.arange(n - 1, ids.size)
-            earlier = first[rank] < np.arange(rank.size)
-            best[ends[earlier]] = n
+    matched, _ = suffix_matches(np.array(prompt + output[:-1], dtype=np.int64), MIN_N, MAX_N)
     # The context of entry i is the prompt and i output tokens: it ends at prompt + i - 1.
-    return best[len(prompt) - 1 :]
+    return matched[len(prompt) - 1 :].astype(np.uint8)
