@@ -122,11 +122,12 @@ def compare(
                     engine_tie=scores.engine_tie(line, index),
                 ),
                 gap_nats=scores.gap(line, index),
-                texts=scores.texts(line, index),
-                before=scores.before(line, index),
-                after=scores.after(line, index),
+                texts=shown.texts if shown else None,
+                before=shown.before if shown else "",
+                after=shown.after if shown else ("", ""),
             )
             for index, position in enumerate(positions)
+            for shown in [scores.shown(line, index)]
         ]
         kept = worst_of_copies(comparisons)
         found += kept
@@ -178,7 +179,8 @@ class Scores:
         self._engine = {(s.rotation, s.request): s for s in mine if s.by == "engine"}
         self._referee = {(s.rotation, s.request): s for s in mine if s.by == "referee"}
 
-    def _any(self, line: RotationLine, index: int) -> ScoreLine | None:
+    def shown(self, line: RotationLine, index: int) -> ScoreLine | None:
+        """Either one: both have the same texts."""
         place = (line.rotation, index)
         return self._referee.get(place) or self._engine.get(place)
 
@@ -193,18 +195,6 @@ class Scores:
 
     def judged(self, line: RotationLine, index: int) -> bool:
         return (line.rotation, index) in self._referee or self.engine_tie(line, index)
-
-    def texts(self, line: RotationLine, index: int) -> tuple[str, str] | None:
-        score = self._any(line, index)
-        return score.texts if score else None
-
-    def before(self, line: RotationLine, index: int) -> str:
-        score = self._any(line, index)
-        return score.before if score else ""
-
-    def after(self, line: RotationLine, index: int) -> tuple[str, str]:
-        score = self._any(line, index)
-        return score.after if score else ("", "")
 
 
 def worst_of_copies(comparisons: Sequence[Comparison]) -> list[Comparison]:

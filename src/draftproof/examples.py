@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -75,6 +74,7 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
 
 
 Line = ArmsLine | ExampleLine | VerdictLine
+"""What the file holds."""
 
 
 class Opinion(msgspec.Struct, frozen=True):
@@ -273,12 +273,15 @@ class Examples:
         if not self._known:
             received = base.serve(ServeRequest(requests=asked)).received
             self._known = {tuple(ids): one for ids, one in zip(first, received, strict=True)}
-        self._append(
-            ArmsLine(
-                target=self._group.target.name,
-                environment={key: arm.facts.environment for key, arm in self._live.items()},
-                resolved={key: arm.facts.resolved for key, arm in self._live.items()},
-            )
+        self._folder.append_to(
+            FILE,
+            [
+                ArmsLine(
+                    target=self._group.target.name,
+                    environment={key: arm.facts.environment for key, arm in self._live.items()},
+                    resolved={key: arm.facts.resolved for key, arm in self._live.items()},
+                )
+            ],
         )
 
     def close(self) -> None:
@@ -300,7 +303,7 @@ class Examples:
             return Told(command=command, wrong=[f"an arm did not start again: {error}"])
         base, other = (self._live[name] for name in self.names)
         line = play(scenario, self._prompts, self._limits(), self._known, base, other)
-        self._append(line)
+        self._folder.append_to(FILE, [line])
         if line.error:
             self.close()  # what an engine holds after an error is not known
             return Told(command=command, wrong=[line.error])
@@ -309,7 +312,7 @@ class Examples:
         except EngineError as error:
             self.close()
             return Told(command=command, wrong=[f"a first difference could not be scored: {error}"])
-        self._append(verdict)
+        self._folder.append_to(FILE, [verdict])
         return Told(
             command=command,
             wrong=[problem.line for problem in verdict.problems if problem.name not in KNOWN],
@@ -325,10 +328,3 @@ class Examples:
             vocabulary=int(facts[1]["vocab_size"]),
             k=self._k,
         )
-
-    def _append(self, line: Line) -> None:
-        path = self._folder.path / FILE
-        with self._folder.writing(f"append to {FILE}"), path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())

@@ -321,11 +321,15 @@ class RunFolder:
             raise DraftproofError(f"{self.path.name}/run.json: {error}") from error
 
     def append(self, lines: Iterable[AnyLine]) -> None:
-        """Append all lines or none, flushed to the disk."""
+        """Append all records or none, flushed to the disk."""
+        self.append_to("records.jsonl", lines)
+
+    def append_to(self, name: str, lines: Iterable[msgspec.Struct]) -> None:
+        """The same to any file of JSON lines of the run."""
         payload = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        path = self.path / "records.jsonl"
+        path = self.path / name
         # Unbuffered: a buffer would write the rest of a failed payload when the file is closed.
-        with self.writing("append to records.jsonl"), path.open("ab", buffering=0) as file:
+        with self.writing(f"append to {name}"), path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
                 left = memoryview(payload)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftproof import tables
 from draftproof.analysis.stats import wilson
-from draftproof.analysis.survival import Observation, rate
+from draftproof.analysis.survival import observe, rate
 from draftproof.analysis.tokendiff import OutputSet, first_difference, pair_up
 from draftproof.errors import DraftproofError, unknown
 from draftproof.records import RunData, RunFolder
@@ -40,7 +40,7 @@ def diff(reference: Path, other: Path, arm: str, other_arm: str) -> tuple[list[s
         differing = sorted((f for f in found if f[3] is not None), key=lambda f: f[3] or 0)
         same = same and not differing
         low, high = wilson(len(found) - len(differing), len(found))
-        per_1000 = rate([Observation(len(a) if p is None else p + 1, p is not None) for _, a, _, p in found])
+        per_1000 = rate(observe([(name, position, len(a)) for name, a, _, position in found]))
         lines.append(
             f"{cell_text(place)}: {len(found) - len(differing)} of {len(found)} requests identical "
             f"({100 * low:.0f}-{100 * high:.0f} %)"

@@ -80,7 +80,7 @@ class View:
         )
 
     def noise_width(self, target: str) -> float | None:
-        """Most that the number of rows alone changed a gap between two tokens in this run; None: not measured."""
+        """Largest distance of an engine's gap between two tokens from the referee's; None: not measured."""
         return max((line.width_nats for line in self.data.noise if line.target == target), default=None)
 
     def missing_base(self, arm: ArmLine | None, build: str) -> str:

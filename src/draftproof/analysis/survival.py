@@ -131,12 +131,18 @@ def survival(observations: Sequence[Observation], confidence: float = CONFIDENCE
             continue
         at_risk = int(len(times) - np.searchsorted(times, time))
         if share == 1:
-            low, high = ((1 - confidence) / 2) ** (1 / at_risk), 1.0
+            low, high = least_share(at_risk, confidence), 1.0
         elif share == 0:
             low, high = 0.0, steps[-1][3]
         steps.append((int(time), float(share), float(low), float(high), at_risk))
     tokens, shares, lows, highs, risks = zip(*steps, strict=True)
     return Survival(tokens=list(tokens), share=list(shares), low=list(lows), high=list(highs), at_risk=list(risks))
+
+
+def least_share(at_risk: int, confidence: float = CONFIDENCE) -> float:
+    """Lower bound of a share of which all that are at risk are examples (Clopper and Pearson, Biometrika 26, 1934)."""
+    low: float = ((1 - confidence) / 2) ** (1 / at_risk)
+    return low
 
 
 def excess_p(events: int, tokens: int, floor_events: int, floor_tokens: int, ratio: float = 1.0) -> float:

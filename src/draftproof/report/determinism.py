@@ -12,8 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from draftproof.analysis.lengths import layout
-from draftproof.analysis.stats import CONFIDENCE
-from draftproof.analysis.survival import Rate, Survival
+from draftproof.analysis.survival import Rate, Survival, least_share
 from draftproof.analysis.tokendiff import Cause, Comparison
 from draftproof.determinism import FLOOR_CONTROLS, Sameness
 from draftproof.metrics import floor_text
@@ -277,7 +276,7 @@ def survival_at(survival: Survival, tokens: int) -> Point | None:
     at_risk = survival.at_risk[bisect_left(survival.tokens, tokens)]
     share, low = survival.share[step], survival.low[step]
     if share == 1:  # the curve's own bound belongs to its beginning, where nothing had been looked at
-        low = ((1 - CONFIDENCE) / 2) ** (1 / at_risk)
+        low = least_share(at_risk)
     return Point(share, low, survival.high[step], at_risk)
 
 
