@@ -240,13 +240,7 @@ def garbage_of(view: View, unit: UnitKey, base_key: str) -> str:
     broken = sum(line.not_finite for line in view.data.noise if line.target == unit.target)
     if broken:
         return f"the target's log-probabilities are not finite at {broken} positions: check its weights and dtype"
-    return garbage(
-        [
-            (prompt_id, output.token_ids)
-            for line in view.rotations(unit, "speed")
-            for prompt_id, output in zip(line.prompt_ids, view.first(line, base_key) or [], strict=False)
-        ]
-    )
+    return garbage([(prompt_id, output.token_ids) for prompt_id, output in view.answers(unit, base_key)])
 
 
 # -- near ties against those of a control ------------------------------------------------------------------------------
@@ -314,9 +308,8 @@ def length_tables(view: View, places: Iterable[Placed]) -> list[LengthTable]:
         table = (place.cell.target, place.cell.workload)
         limits[table] = max(place.cell.output_tokens, limits.get(table, 0))
         lengths: dict[str, list[int]] = {}
-        for line in view.rotations(place.unit, "speed"):
-            for prompt_id, output in zip(line.prompt_ids, view.first(line, place.key) or [], strict=False):
-                lengths.setdefault(prompt_id, []).append(len(output.token_ids))
+        for prompt_id, output in view.answers(place.unit, place.key):
+            lengths.setdefault(prompt_id, []).append(len(output.token_ids))
         found.setdefault(table, {})[place.cell.variant, place.cell.batch_size] = lengths
     tables = []
     for (target, workload), cells in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -92,6 +93,11 @@ class View:
     def first(self, line: RotationLine, arm: str) -> list[Output] | None:
         """What an arm wrote in the first pass of a rotation; None where it has no block there."""
         return self.outputs.get((line.part, arm, 0))
+
+    def answers(self, unit: UnitKey, arm: str) -> Iterator[tuple[str, Output]]:
+        """(Prompt, output) of each request of an arm's first passes."""
+        for line in self.rotations(unit, "speed"):
+            yield from zip(line.prompt_ids, self.first(line, arm) or [], strict=False)
 
     def rotations(self, unit: UnitKey, purpose: str) -> list[RotationLine]:
         return [line for line in self.data.rotations if line.unit == unit and line.purpose == purpose]
