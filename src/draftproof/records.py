@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from draftproof.errors import DraftproofError, rule
-from draftproof.spec import Cell, Purpose, Study
+from draftproof.spec import Cell, Interleave, Purpose, Study
 
 SCHEMA_VERSION = 1
 """1: first layout. Fields that came later have defaults, so that older records are still read."""
@@ -145,6 +145,11 @@ class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
     """Why such a block has none: ``needs ...; found ...; enable with ...``."""
     axis: Axis | None = None
     """Of ``trace`` blocks."""
+    waited_s: float | None = None
+    """Seconds that the arm's threads, all together, were ready to run and had no CPU; None: the system does not say."""
+    stolen_s: float | None = None
+    """CPU seconds that a hypervisor took from this machine meanwhile, all CPUs together; None: the system does not
+    say."""
 
 
 class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):
@@ -155,6 +160,7 @@ class RotationLine(UnitLine, frozen=True, kw_only=True, tag="rotation"):
     prompt_ids: list[str]
     part: str
     axis: Axis | None = None
+    interleave: Interleave = "live"
 
 
 class FailureLine(Line, frozen=True, kw_only=True, tag="failure"):
@@ -247,6 +253,10 @@ class Output(msgspec.Struct, frozen=True):
     finish_reason: str | None
     accepted: list[int] = []
     drafted: list[int] = []
+    ttft_s: float | None = None
+    """Seconds from the request's arrival to its first token; None: the engine does not say."""
+    decode_s: float | None = None
+    """Seconds from its first token to its last."""
 
 
 class RunData(msgspec.Struct, kw_only=True):

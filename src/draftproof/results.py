@@ -101,9 +101,8 @@ def analyse(
     folder: RunFolder, thresholds: dict[str, list[Threshold]], skipped: dict[str, str] | None = None
 ) -> RunResults:
     """Judge every cell of a run from its records alone."""
-    data = folder.read()
-    parts = {line.part for line in data.rotations}
-    view = View(data, tables.read_outputs(folder.path, parts), tables.read_steps(folder.path, parts))
+    view = read_view(folder)
+    data = view.data
     places = [
         view.place(cell, build)
         for cell in data.header.cells
@@ -141,6 +140,13 @@ def analyse(
         skipped=skipped or {},
         notes=notes,
     )
+
+
+def read_view(folder: RunFolder) -> View:
+    """Everything that a run recorded."""
+    data = folder.read()
+    parts = {line.part for line in data.rotations}
+    return View(data, tables.read_outputs(folder.path, parts), tables.read_steps(folder.path, parts))
 
 
 def sameness_of(view: View, place: Placed, limits: list[Threshold]) -> Sameness | None:

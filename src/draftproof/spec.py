@@ -14,6 +14,11 @@ import msgspec
 Purpose = Literal["speed", "stages", "trace"]
 Scalar = str | int | float | bool
 
+Interleave = Literal["live", "restart", "block"]
+"""How arms take turns. ``live``: all are loaded, block after block. ``restart``: one engine at a time; each rotation
+loads every arm in order, then again in reverse, and runs all units on it. ``block``: the same, once for all rotations
+together, so that an arm is loaded twice a run."""
+
 NO_SD = "none"
 """The `method` of the variant without speculative decoding."""
 
@@ -305,6 +310,7 @@ class Hardware(Entry, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     max_live_arms: int
     """Engines that fit the memory at once; more arms run in groups, each with its own no-SD."""
+    interleave: Interleave = "live"
     load_timeout_s: float = 900.0
     block_timeout_s: float = 1800.0
     engine: dict[str, Any] = {}
@@ -412,6 +418,8 @@ class Threshold(Entry, frozen=True, kw_only=True):
 
     metric: str
     limit: float
+    absolute: float | None = None
+    """Of limits on a change against a baseline: it must also be larger than this, in the metric's own unit."""
     estimator: str
     gating: bool
     source: str

@@ -29,6 +29,8 @@ OUTPUTS = pa.schema(
         ("finish_reason", pa.string()),
         ("accepted", pa.list_(pa.int16())),
         ("drafted", pa.list_(pa.int16())),
+        ("ttft_s", pa.float64()),
+        ("decode_s", pa.float64()),
     ]
 )
 
@@ -79,6 +81,8 @@ def write_outputs(path: Path, closing: RotationLine, blocks: list[BlockLine], ou
                     "finish_reason": output.finish_reason,
                     "accepted": output.accepted,
                     "drafted": output.drafted,
+                    "ttft_s": output.ttft_s,
+                    "decode_s": output.decode_s,
                 }
             )
     write_table(path, pa.Table.from_pylist(rows, schema=OUTPUTS))
@@ -143,6 +147,8 @@ def read_outputs(folder: Path, parts: set[str]) -> dict[tuple[str, str, int], li
                 finish_reason=row["finish_reason"],
                 accepted=row["accepted"],
                 drafted=row["drafted"],
+                ttft_s=row.get("ttft_s"),
+                decode_s=row.get("decode_s"),
             )
         )
     return result
