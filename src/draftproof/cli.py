@@ -20,6 +20,8 @@ drafters_app = typer.Typer(no_args_is_help=True, help="Drafters of the embedded 
 app.add_typer(drafters_app, name="drafters")
 traces_app = typer.Typer(no_args_is_help=True, help="Acceptance traces, the input of simulate.")
 app.add_typer(traces_app, name="traces")
+baseline_app = typer.Typer(no_args_is_help=True, help="Runs that later ones are compared with.")
+app.add_typer(baseline_app, name="baseline")
 
 Catalogs = Annotated[
     list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")
@@ -143,6 +145,67 @@ def report(
     for line in summary_lines(results, width=120):
         typer.echo(line)
     typer.echo(f"report: {run / 'index.html'}")
+
+
+Baselines = Annotated[Path, typer.Option("--dir", help="Folder of baselines.")]
+BASELINES = Path("baselines")
+
+
+@baseline_app.command("save")
+def baseline_save(
+    run: Annotated[Path, typer.Argument(help="Folder of a whole run without a red cell.")],
+    folder: Baselines = BASELINES,
+    catalog: Catalogs = None,
+) -> None:
+    """Add a run to the baseline of its hardware, study and fingerprint."""
+    from draftproof import baselines
+    from draftproof.catalog import load_catalog
+
+    path = baselines.save(baselines.read_run(run, load_catalog(*(catalog or []))), folder)
+    typer.echo(f"{path}: {len(baselines.read(path).snapshots)} runs")
+
+
+@baseline_app.command("list")
+def baseline_list(folder: Baselines = BASELINES) -> None:
+    """Every baseline of a folder."""
+    from draftproof import baselines
+
+    for line in baselines.table(baselines.everything(folder)) or [f"no baseline in {folder}"]:
+        typer.echo(line)
+
+
+@baseline_app.command("show")
+def baseline_show(file: Annotated[Path, typer.Argument(help="A baseline's file.")]) -> None:
+    """Where a baseline's figures come from, run by run, and what it holds."""
+    from draftproof import baselines
+
+    for line in baselines.provenance(baselines.read(file)):
+        typer.echo(line)
+
+
+@app.command()
+def compare(
+    base: Annotated[Path, typer.Argument(help="Folder of a run, or a baseline's file.")],
+    new: Annotated[Path, typer.Argument(help="Folder of a run, or a baseline's file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table to paste into a pull request.")] = False,
+    catalog: Catalogs = None,
+) -> None:
+    """Judge a run against another; exit status 0 green, 1 regressed, failed or divergent, 3 not judged."""
+    from draftproof import baselines
+    from draftproof.catalog import load_catalog
+    from draftproof.comparison import compare as judge
+    from draftproof.report import compared
+
+    entries = load_catalog(*(catalog or []))
+    runs = baselines.resolve(new, entries)
+    found = judge(baselines.resolve(base, entries), runs, entries.thresholds.get(runs[-1].hardware, []))
+    if as_json:
+        typer.echo(compared.as_json(found))
+    else:
+        for line in compared.markdown_lines(found) if markdown else compared.lines(found):
+            typer.echo(line)
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

@@ -6,6 +6,7 @@ and on the no-SD arm beside it. Ratios are formed by those who read it.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -13,11 +14,12 @@ import msgspec
 from draftproof.analysis.acceptance import engine_steps
 from draftproof.analysis.held import BUILD, held
 from draftproof.analysis.stages import sum_stages
-from draftproof.gate import Verdict
+from draftproof.gate import RED, Verdict
+from draftproof.plan import AA
 from draftproof.records import BlockLine, RotationLine, RunFolder, UnitKey
 from draftproof.results import CellResult, RunResults, read_view
 from draftproof.runview import View
-from draftproof.spec import Study, digest
+from draftproof.spec import Study, digest, require
 
 SNAPSHOT_VERSION = 1
 
@@ -44,6 +46,11 @@ class SetTotals(Kept, frozen=True, kw_only=True):
     waiting: float | None = None
     """Share of its threads' time in which they had no CPU: (waited + stolen) / (seconds x threads)."""
 
+    def __post_init__(self) -> None:
+        for name in ("tokens", "seconds", "steps"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, name, "positive and finite", value)
+
 
 class StageTotals(Kept, frozen=True, kw_only=True):
     """Stage seconds of one ``stages`` block."""
@@ -52,6 +59,10 @@ class StageTotals(Kept, frozen=True, kw_only=True):
     decode_steps: int
     seconds: dict[str, float]
     """Of the decode steps, by stage; ``prefill`` apart."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.seconds.items():
+            require(0 <= value < math.inf, f"seconds of {name}", "at least 0 and finite", value)
 
 
 class Series(Kept, frozen=True, kw_only=True):
@@ -148,27 +159,37 @@ def common_held(study: Study, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def series_of(view: View, cell: CellResult) -> Series:
+    """One cell's series; totals that make no sense (no tokens, a clock that went backwards) make it a failed one."""
+    red = [judged for judged in (cell.throughput, cell.determinism) if judged.verdict in RED]
     place = view.place(cell.cell, cell.build)
-    unit, key, base = place.unit, place.key, place.base_key
-    red = [judged for judged in (cell.throughput, cell.determinism) if judged.verdict in ("FAILED", "REGRESSED")]
-    sets = set_totals(view, unit, key) if unit else {}
-    base_sets = set_totals(view, unit, base) if unit and place.speculative else {}
-    twins = set_totals(view, unit, f"{key}.aa") if unit and not place.speculative else {}
-    shared = [rotation for rotation in sets if not place.speculative or rotation in base_sets]
-    return Series(
+    series = Series(
         target=cell.cell.target,
         variant=cell.cell.variant,
         workload=cell.cell.workload,
         batch_size=cell.cell.batch_size,
         held={**(held(place.arm) if place.arm else {}), "output_tokens": cell.cell.output_tokens},
-        sets=[sets[rotation] for rotation in shared],
-        base_sets=[base_sets[rotation] for rotation in shared] if place.speculative else [],
-        aa_sets=[twins[rotation] for rotation in shared if rotation in twins],
-        stages=stage_totals(view, unit, key) if unit else [],
+        sets=[],
         throughput=cell.throughput.verdict,
         determinism=cell.determinism.verdict,
         reason=red[0].reason if red else "",
     )
+    unit, key, base = place.unit, place.key, place.base_key
+    if unit is None:
+        return series
+    try:
+        sets = set_totals(view, unit, key)
+        base_sets = set_totals(view, unit, base) if place.speculative else sets
+        twins = {} if place.speculative else set_totals(view, unit, f"{key}{AA}")
+        shared = [rotation for rotation in sets if rotation in base_sets]
+        return msgspec.structs.replace(
+            series,
+            sets=[sets[rotation] for rotation in shared],
+            base_sets=[base_sets[rotation] for rotation in shared] if place.speculative else [],
+            aa_sets=[twins[rotation] for rotation in shared if rotation in twins],
+            stages=stage_totals(view, unit, key),
+        )
+    except ValueError as error:
+        return msgspec.structs.replace(series, throughput="FAILED", reason=str(error))
 
 
 def set_totals(view: View, unit: UnitKey, key: str) -> dict[int, SetTotals]:

@@ -420,6 +420,9 @@ class Threshold(Entry, frozen=True, kw_only=True):
     limit: float
     absolute: float | None = None
     """Of limits on a change against a baseline: it must also be larger than this, in the metric's own unit."""
+    between_run_sd: float = 0.0
+    """Of the same: what a run's mean moves with nothing changed (standard deviation, log scale); stands in until a
+    baseline holds three runs that show it."""
     estimator: str
     gating: bool
     source: str

@@ -1,0 +1,59 @@
+"""A comparison with a baseline, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
+from draftproof.gate import GREEN, RED
+
+SENTENCES = {GREEN_EXIT: "green", RED_EXIT: "red"}
+
+
+def headline(found: Compared) -> str:
+    """What moved, in one sentence."""
+    red = [one for one in found.findings if one.verdict in RED]
+    not_judged = [one for one in found.findings if one.verdict not in RED | GREEN]
+    better = [one for one in found.findings if one.verdict == "IMPROVED"]
+    against = "the other build in the same rotations" if found.same_run else f"{len(found.base)} run(s)"
+    parts = []
+    for title, some in (("red", red), ("better", better)):
+        if some:
+            names = dict.fromkeys(f"{one.place} ({one.gate})" for one in some)
+            parts.append(f"{title}: {', '.join(names)}")
+    if not_judged:
+        parts.append(f"{len(not_judged)} of {len(found.findings)} gates not judged")
+    told = "; ".join(parts) or "nothing moved beyond its limit"
+    return f"{SENTENCES.get(found.exit_code, 'not judged')} against {against}: {told} ({found.tests} tests, Holm)"
+
+
+def ordered(found: Compared) -> list[Finding]:
+    """Red ones first, then what was not judged; geometric means lead each part."""
+    rank: Callable[[Finding], int] = lambda one: 0 if one.verdict in RED else 2 if one.verdict in GREEN else 1  # noqa: E731
+    return sorted(found.findings, key=rank)
+
+
+def lines(found: Compared) -> list[str]:
+    """Plain text, one gate a line."""
+    told = [f"{one.verdict:12} {one.place}, {one.gate} [{one.arm}]: {one.reason}" for one in ordered(found)]
+    return [*told, *[f"note: {note}" for note in found.notes], headline(found)]
+
+
+def markdown_lines(found: Compared) -> list[str]:
+    """A table for a pull request."""
+    rows = [
+        f"| {one.verdict} | {cell(one.place)} | {one.gate} | {one.arm} | {cell(one.reason)} |" for one in ordered(found)
+    ]
+    head = ["| verdict | cell | gate | arm | what was measured |", "|---|---|---|---|---|"]
+    return [f"**{cell(headline(found))}**", "", *head, *rows, *[f"\nnote: {cell(note)}" for note in found.notes]]
+
+
+def cell(text: str) -> str:
+    """Text inside a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def as_json(found: Compared) -> str:
+    return msgspec.json.format(msgspec.json.encode(found)).decode()
