@@ -21,11 +21,22 @@ from draftproof.analysis.held import differences
 from draftproof.analysis.moves import Between, Move, between_runs, geometric_mean, move
 from draftproof.analysis.survival import holm
 from draftproof.errors import DraftproofError
-from draftproof.gate import GREEN, RED, SIGNIFICANCE, Verdict
+from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
 from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
 from draftproof.spec import Cell, Threshold
 
 GateName = Literal["drafter", "system", "end to end"]
+
+WORST_FIRST: tuple[Verdict, ...] = (
+    "FAILED",
+    "REGRESSED",
+    "INCOMPARABLE",
+    "NO_BASELINE",
+    "INSUFFICIENT",
+    "UNSTABLE",
+    "PASS",
+    "IMPROVED",
+)
 
 GREEN_EXIT, RED_EXIT, USAGE_EXIT, UNJUDGED_EXIT = 0, 1, 2, 3
 
@@ -101,7 +112,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One gate of one cell, or of all cells of a variant together."""
 
     place: str
-    """The cell's id; ``<target> <variant>, geometric mean`` for all of them."""
+    """The cell's id, or `mean_place` of its variant."""
     gate: GateName
     arm: str
     """Whose change it is: the variant, or ``no_sd``."""
@@ -132,6 +143,17 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, place: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.place == place]
+
+    def judgement(self, place: str) -> Judgement:
+        """The worst of a place's gates, and what all of them say that are no better."""
+        found = self.of(place)
+        if not found:
+            return Judgement(verdict="NO_BASELINE", reason="nothing was compared here")
+        worst = min((one.verdict for one in found), key=WORST_FIRST.index)
+        return Judgement(
+            verdict=worst,
+            reason="; ".join(f"{one.gate} [{one.arm}]: {one.reason}" for one in found if one.verdict == worst),
+        )
 
     @property
     def exit_code(self) -> int:
@@ -208,6 +230,8 @@ def compare(
 ) -> Compared:
     """Judge `new` against `base`: runs of one study each, oldest first; of more than one the mean is taken.
 
+    Without a run in `base` every cell is `NO_BASELINE`.
+
     `same_run`: both are builds that ran in the same rotations; then nothing is added for the spread between runs.
 
     Raises DraftproofError for a missing limit.
@@ -242,7 +266,7 @@ def compare(
     findings += judged(tested)
     order = {series.id: index for index, series in enumerate(latest.series)}
     findings.sort(key=lambda finding: order.get(finding.place, -1))  # geometric means first
-    missing = [s.id for s in base[-1].series if s.id not in order]
+    missing = list(dict.fromkeys(one.id for run in base for one in run.series if one.id not in order))
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
@@ -370,6 +394,11 @@ def stage_text(base: Sequence[StageTotals], new: Sequence[StageTotals]) -> str:
     )
 
 
+def mean_place(target: str, variant: str) -> str:
+    """What the cells of a variant are called together."""
+    return f"{target} {variant}, geometric mean"
+
+
 def variant_means(tested: Sequence[Tested]) -> list[Tested]:
     """Per target, variant and gate: the geometric mean over its cells, the primary figure, where there are several."""
     means = []
@@ -385,7 +414,7 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
         owns = [t.own for t in members if t.own is not None]
         means.append(
             Tested(
-                place=f"{target} {variant}, geometric mean",
+                place=mean_place(target, variant),
                 series=first.series,
                 quantity=first.quantity,
                 limit=max((t.limit for t in members), key=lambda row: row.limit),

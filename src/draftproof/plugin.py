@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
+    from draftproof.comparison import Compared
     from draftproof.examples import Examples
     from draftproof.gate import Judgement
     from draftproof.results import CellResult, RunResults
@@ -55,6 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--sd-python", metavar="PATH", default=sys.executable, help="interpreter whose vLLM is under test")
     group.addoption("--sd-base-python", metavar="PATH", help="interpreter of a second vLLM build to pair with")
+    group.addoption(
+        "--sd-baseline",
+        metavar="PATH",
+        help="judge the run against this: a run's folder, a baseline's file, or a folder of baselines",
+    )
     group.addoption(
         "--sd-report-dir", metavar="DIR", help="where run folders go (default: reports beside pyproject.toml)"
     )
@@ -107,6 +113,7 @@ def sd_session(config: pytest.Config) -> Session:
                     prompts=Path(option("--sd-prompts")) if option("--sd-prompts") else None,
                     python=option("--sd-python"),
                     base_python=option("--sd-base-python"),
+                    baseline=Path(option("--sd-baseline")) if option("--sd-baseline") else None,
                     report_dir=Path(option("--sd-report-dir") or root / "reports"),
                     run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
                     fresh=option("--sd-fresh"),
@@ -123,9 +130,9 @@ def sd_session(config: pytest.Config) -> Session:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """With an option of ours the catalog is read before anything is collected: a mistake is one message, status 4."""
-    given = ("--sd-study", "--sd-catalog", "--sd-prompts", "--sd-base-python", "--sd-run-dir", "--sd-replay")
+    names = ("study", "catalog", "prompts", "base-python", "baseline", "run-dir", "replay")
     config = session.config
-    if any(config.getoption(name) for name in given) or config.getoption("--sd-engine") != "vllm":
+    if any(config.getoption(f"--sd-{name}") for name in names) or config.getoption("--sd-engine") != "vllm":
         sd_session(config)
     if config.getoption("--sd-example"):
         given_example(config)
@@ -154,12 +161,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("sd_cells")
     wanted = marker.kwargs if marker else {}
     params = []
+    seen: set[tuple[str, str]] = set()
     for cell in session.cells:
+        new = (cell.target, cell.variant) not in seen
+        seen.add((cell.target, cell.variant))
         variant = session.catalog.variants[cell.variant]
         traits = {
             "speculative": variant.speculative,
             "invariant": bool(variant.plain),
             "eos": not session.study.ignore_eos,
+            "first_of_variant": new,
+            "against": session.options.baseline is not None or session.options.base_python is not None,
         }
         if any(traits[name] != value for name, value in wanted.items()):
             continue
@@ -315,6 +327,17 @@ def sd_example(request: pytest.FixtureRequest) -> Scenario:
     return given_example(request.config)
 
 
+@pytest.fixture
+def sd_against(sd_run: RunResults, request: pytest.FixtureRequest) -> Compared:
+    """The run against its baseline, or against the other build in the same rotations."""
+    from draftproof.errors import DraftproofError
+
+    try:
+        return sd_session(request.config).compared()
+    except DraftproofError as error:
+        pytest.fail(f"draftproof: {error}", pytrace=False)
+
+
 class Settle(Protocol):
     def __call__(self, judgement: Judgement, **properties: float) -> None: ...
 
@@ -430,6 +453,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section(f"draftproof: {state.results.title}", sep="=")
     for line in summary_lines(state.results, width=terminalreporter._tw.fullwidth):
         terminalreporter.line(line)
+    if state.against is not None:
+        from draftproof.report import compared
+
+        for line in compared.lines(state.against):
+            terminalreporter.line(line)
     if state.folder is not None:
         terminalreporter.line(f"report: {state.folder.path / 'index.html'}")
         command = shlex.join(["pytest", *config.invocation_params.args])

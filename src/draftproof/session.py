@@ -15,8 +15,9 @@ import filelock
 import msgspec
 
 import draftproof
-from draftproof import results
+from draftproof import baselines, results
 from draftproof.catalog import Catalog, load_catalog
+from draftproof.comparison import Compared, compare
 from draftproof.engines import ENGINES, LiveArm, open_engine
 from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.examples import FILE as EXAMPLES
@@ -30,6 +31,7 @@ from draftproof.records import SCHEMA_VERSION, RunData, RunFolder, RunHeader, Se
 from draftproof.resolve import CatalogResolver, ReplayResolver
 from draftproof.runner import NO_MODEL, Resolver, Runner, log_name, start_request
 from draftproof.scenarios import Scenario
+from draftproof.snapshot import take
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
 
@@ -51,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Path | None = None
     python: str = sys.executable
     base_python: str | None = None
+    baseline: Path | None = None
     report_dir: Path
     run_dir: Path | None = None
     fresh: bool = False
@@ -82,6 +85,11 @@ class Session:
         self.skipped: dict[str, str] = {}
         """Cell id -> skip reason: a workload that cannot be had here."""
         self.results: results.RunResults | None = None
+        self.against: Compared | None = None
+        if options.baseline is not None and not options.baseline.exists():
+            raise rule(
+                "--sd-baseline", "a run's folder, a baseline's file or a folder of baselines", str(options.baseline)
+            )
 
     def _use_prompts(self, path: Path) -> None:
         """Every row of the study runs on the user's prompts instead of its workloads."""
@@ -207,6 +215,26 @@ class Session:
         assert self.folder is not None
         self.results = results.analyse(self.folder, self.catalog.thresholds, self.skipped)
         return self.results
+
+    def compared(self) -> Compared:
+        """The finished run against its baseline; without one, against the other build in the same rotations.
+
+        Raises DraftproofError for a baseline that cannot be read and for a missing limit.
+        """
+        if self.against is None:
+            if self.folder is None or self.results is None:
+                raise DraftproofError("nothing ran that could be compared")
+            new = take(self.folder, self.results)
+            given = self.options.baseline
+            if given is None:
+                base = [take(self.folder, self.results, "base")]
+            elif given.is_dir() and not (given / "run.json").exists():
+                base = baselines.find(new, given)
+            else:
+                base = baselines.resolve(given, self.catalog)
+            rows = self.catalog.thresholds.get(new.hardware, [])
+            self.against = compare(base, [new], rows, same_run=given is None)
+        return self.against
 
     def _nothing(self, why: str) -> results.RunResults:
         self.results = results.RunResults(
