@@ -48,6 +48,8 @@ EOS, BOS, FIRST = 0, 1, 2
 """Ids below `FIRST` are never emitted but for EOS where it is not ignored."""
 TOKEN_S = 0.01
 """Seconds of one output token on an arm of speed 1 and without noise."""
+WAITED_S, STOLEN_S = 0.004, 0.001
+"""Of every block."""
 PROMPTS = {
     "short": [f"tell me {n} things about item {n} please" for n in range(6)],
     "long": [*(f"write down {'every ' * n}line of part {n}" for n in range(4)), "much too long " * 20],
@@ -290,6 +292,8 @@ class ToyArm:
             counters=self.counters(outputs),
             steps=self.steps(request, outputs) if request.purpose == "stages" else [],
             draft_tally=self.tally(outputs) if self.k and request.purpose == "stages" else None,
+            waited_s=WAITED_S,
+            stolen_s=STOLEN_S,
         )
 
     def output(self, request: BlockRequest, index: int) -> Output:
@@ -304,7 +308,8 @@ class ToyArm:
         if self.k:
             accepted, drafted = speculate(len(tokens), self.k, lambda position: is_wrong(position + offset, every))
         reason = "stop" if tokens[-1] == EOS else "length"
-        return Output(token_ids=tokens, finish_reason=reason, accepted=accepted, drafted=drafted)
+        decode_s = TOKEN_S * (len(tokens) - 1)
+        return Output(tokens, reason, accepted=accepted, drafted=drafted, ttft_s=TOKEN_S, decode_s=decode_s)
 
     def counters(self, outputs: Iterable[Output]) -> dict[str, Any]:
         if not self.k:

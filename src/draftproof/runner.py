@@ -333,6 +333,8 @@ class Runner:
             output_tokens=sum(len(output.token_ids) for output in result.outputs),
             draft_tally=result.draft_tally,
             draft_tally_reason=result.draft_tally_reason,
+            waited_s=result.waited_s,
+            stolen_s=result.stolen_s,
             axis=request.axis,
             **result.counters,
         )

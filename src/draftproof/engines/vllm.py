@@ -189,6 +189,8 @@ class VllmArm:
             steps=answer.get("steps", []),
             draft_tally=DraftTally(**answer["draft_tally"]) if "draft_tally" in answer else None,
             draft_tally_reason=answer.get("draft_tally_reason", ""),
+            waited_s=answer["waited_s"],
+            stolen_s=answer["stolen_s"],
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:
