@@ -10,6 +10,7 @@ import pytest
 
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.errors import DraftproofError
+from draftproof.plan import build_plan
 from draftproof.spec import Study
 
 VARIANT = """
@@ -216,6 +217,16 @@ def test_figure_3_has_the_papers_cells(shipped: Catalog) -> None:
         | product(qwen, REASONING_SETS, (1, 8, 16))
         | product(glm, REASONING_SETS, (1, 2, 4))
     )
+
+
+def test_the_study_with_a_target_that_fits_once_loads_one_engine_at_a_time(shipped: Catalog) -> None:
+    """GLM-4.5-Air does not fit four H100 twice; alone it gets the share of the memory that the authors' engine had."""
+    study = shipped.get("studies", "paper-fig3")
+    plan = build_plan(shipped, study, shipped.study_cells("paper-fig3"))
+    assert {group.target.name for group in plan.groups} == {"qwen3-8b-thinking", "glm-4.5-air"}
+    for group in plan.groups:
+        assert group.hardware.interleave == "restart"
+        assert {spec.engine["gpu_memory_utilization"] for spec in group.arms} == {0.9}
 
 
 def test_figure_4_has_the_papers_cells(shipped: Catalog) -> None:

@@ -21,7 +21,7 @@ from draftproof.plan import (
     max_model_tokens,
     speculative_config,
 )
-from draftproof.spec import Cell, Drafter, Forced, Hardware, Target, Variant
+from draftproof.spec import Cell, Drafter, Forced, Hardware, Interleave, Target, Variant
 from tests.factories import make_cell, make_study
 
 LOOKUP = Forced(async_scheduling=False, v1_runner=True)
@@ -227,6 +227,31 @@ def test_whatever_the_study_no_cell_is_lost_and_pairs_have_equal_settings(
         assert all(unit.arms[0] == base.key and len(unit.arms) == len(set(unit.arms)) for unit in group.units)
         for spec in group.arms:
             assert (spec.engine, spec.variables) == (base.engine, base.variables), spec.key
+
+
+@pytest.mark.parametrize("mode", ["restart", "block"])
+@pytest.mark.parametrize("two_builds", [False, True])
+def test_arms_one_at_a_time_are_one_group_a_no_sd(mode: Interleave, two_builds: bool) -> None:
+    """The memory bounds nothing then, so that no-SD is run once for all variants that are paired with it."""
+    small = msgspec.structs.replace(CUDA, interleave=mode)
+    plan = plan_of("no_sd", "ngram", "eagle", "eagle3", hardware=small, two_builds=two_builds, aa=True)
+    builds = 2 if two_builds else 1
+    bases = [group.arms[0].key for group in plan.groups]
+    assert len(bases) == len(set(bases)) == len({reference(group).key for group in plan.groups})
+    assert lost(plan) == []
+    arms = [spec.key for group in plan.groups for spec in group.arms]
+    assert len(arms) == builds * (3 + len(bases)) + 1, "each variant and no-SD under each build, and the twin"
+    assert len(plan_of("no_sd", "eagle", "eagle3", hardware=CUDA).groups) == 2
+    assert len(plan_of("no_sd", "eagle", "eagle3", hardware=small).groups) == 1
+
+
+def test_a_study_may_let_arms_take_turns_otherwise_than_its_hardware() -> None:
+    """And a run may only go on in the way that it began: turns are part of the plan."""
+    plans = [plan_of("no_sd", "eagle", hardware=CUDA, interleave=mode) for mode in (None, "live", "restart", "block")]
+    assert [plan.groups[0].hardware.interleave for plan in plans] == ["live", "live", "restart", "block"]
+    own = plan_of("no_sd", "eagle", hardware=msgspec.structs.replace(CUDA, interleave="restart"))
+    assert own.groups[0].hardware.interleave == "restart"
+    assert len({plan.sha256 for plan in (*plans[1:], own)}) == 4
 
 
 # -- two builds ------------------------------------------------------------------------------------------------------

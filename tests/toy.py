@@ -48,6 +48,9 @@ EOS, BOS, FIRST = 0, 1, 2
 """Ids below `FIRST` are never emitted but for EOS where it is not ignored."""
 TOKEN_S = 0.01
 """Seconds of one output token on an arm of speed 1 and without noise."""
+LOAD_S = 1.5
+WAITED_S, STOLEN_S = 0.004, 0.001
+"""Of every block."""
 PROMPTS = {
     "short": [f"tell me {n} things about item {n} please" for n in range(6)],
     "long": [*(f"write down {'every ' * n}line of part {n}" for n in range(4)), "much too long " * 20],
@@ -152,6 +155,7 @@ class Call:
     purpose: Purpose
     output_tokens: int
     prompts: tuple[tuple[int, ...], ...]
+    references: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -163,6 +167,12 @@ class ToyEngine:
     sigma: float = 0.0
     """Spread of the log-normal noise of a block's seconds."""
     seed: int = 0
+    slow: tuple[Where, ...] = ()
+    """Blocks that take half as long again."""
+    drift: float = 0.0
+    """By how much of itself a block gets longer with each second of the engine's clock that went before its middle."""
+    now_s: float = 0.0
+    """The clock: loads and blocks, one after the other."""
     wrong_every: dict[str, int] = field(default_factory=lambda: {"partly": 3})
     """Variant -> one of how many positions its draft is wrong at; a variant that is not named is always right."""
     stuck: tuple[str, ...] = ()
@@ -209,6 +219,7 @@ class ToyEngine:
         key = request.spec.key
         with self.lock:
             self.started.append(key)
+            self.now_s += LOAD_S
         if key in self.refuses:
             raise self.refuses[key]
         arm = ToyArm(self, request)
@@ -216,6 +227,16 @@ class ToyEngine:
             self.live.add(arm)
             self.most_live = max(self.most_live, len(self.live))
         return arm
+
+    def seconds(self, key: str, request: BlockRequest, tokens: int) -> float:
+        """Of one block; the clock goes on by as much."""
+        place = f"{self.seed}-{key}-{request.unit}-{request.rotation}-{request.pass_index}-{request.purpose}"
+        noise = random.Random(place).gauss(0.0, self.sigma)
+        seconds = tokens * TOKEN_S / self.speeds.get(key, 1.0) * math.exp(noise)
+        seconds *= 1.5 if any(where.fits(key, request) for where in self.slow) else 1.0
+        seconds *= 1 + self.drift * (self.now_s + seconds / 2)
+        self.now_s += seconds
+        return seconds
 
     def timed(self, purpose: Purpose = "speed") -> list[Call]:
         """The blocks of one purpose, in order."""
@@ -234,7 +255,7 @@ class ToyArm:
         self.k = int(config["num_speculative_tokens"]) if config else 0
         self.wrong_every = engine.wrong_every.get(spec.variant, 0)
         self.facts = ArmFacts(
-            load_s=1.5,
+            load_s=LOAD_S,
             environment={
                 "python": "3.11.0",
                 "vllm": "toy",
@@ -271,6 +292,7 @@ class ToyArm:
             purpose=request.purpose,
             output_tokens=request.output_tokens,
             prompts=tuple(map(tuple, request.prompts)),
+            references=tuple(map(tuple, request.references)),
         )
         engine.watch(call)
         engine.calls.append(call)
@@ -285,11 +307,13 @@ class ToyArm:
         for spoil in engine.spoils:
             outputs = spoil.change(outputs) if spoil.fits(self.key, request) else outputs
         return BlockResult(
-            seconds=self.seconds(request, sum(len(output.token_ids) for output in outputs)),
+            seconds=engine.seconds(self.key, request, sum(len(output.token_ids) for output in outputs)),
             outputs=outputs,
             counters=self.counters(outputs),
             steps=self.steps(request, outputs) if request.purpose == "stages" else [],
             draft_tally=self.tally(outputs) if self.k and request.purpose == "stages" else None,
+            waited_s=WAITED_S,
+            stolen_s=STOLEN_S,
         )
 
     def output(self, request: BlockRequest, index: int) -> Output:
@@ -304,7 +328,8 @@ class ToyArm:
         if self.k:
             accepted, drafted = speculate(len(tokens), self.k, lambda position: is_wrong(position + offset, every))
         reason = "stop" if tokens[-1] == EOS else "length"
-        return Output(token_ids=tokens, finish_reason=reason, accepted=accepted, drafted=drafted)
+        decode_s = TOKEN_S * (len(tokens) - 1)
+        return Output(tokens, reason, accepted=accepted, drafted=drafted, ttft_s=TOKEN_S, decode_s=decode_s)
 
     def counters(self, outputs: Iterable[Output]) -> dict[str, Any]:
         if not self.k:
@@ -322,13 +347,6 @@ class ToyArm:
         tokens = [7 if self.key in self.engine.stuck else token for output in outputs for token in output.token_ids]
         ((top, count),) = Counter(tokens).most_common(1)
         return DraftTally(tokens=len(tokens), distinct=len(set(tokens)), top_token=top, top_count=count)
-
-    def seconds(self, request: BlockRequest, tokens: int) -> float:
-        place = (
-            f"{self.engine.seed}-{self.key}-{request.unit}-{request.rotation}-{request.pass_index}-{request.purpose}"
-        )
-        noise = random.Random(place).gauss(0.0, self.engine.sigma)
-        return tokens * TOKEN_S / self.engine.speeds.get(self.key, 1.0) * math.exp(noise)
 
     def steps(self, request: BlockRequest, outputs: Sequence[Output]) -> list[dict[str, Any]]:
         """A prefill step, then decode steps of plain numbers; a tenth of a millisecond belongs to no scope."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from draftproof.engines import BlockRequest, BlockResult, LiveArm
@@ -14,7 +16,7 @@ MAX_SETTLING_RUNS = 5
 class Feed:
     """Outputs of one prompt set, by arm, as references for the arms with a control proposer."""
 
-    def __init__(self, group: Group, unit: Unit, variants: dict[str, Variant]) -> None:
+    def __init__(self, group: Group, unit: Unit, variants: Mapping[str, Variant]) -> None:
         controls = {spec.key: variants[spec.variant].control for spec in group.arms}
         self._controls = {key: control for key, control in controls.items() if control is not None}
         self._base = {key: base for base, key in references(unit.arms)}

@@ -49,7 +49,10 @@ def start_together(
 
 
 class LiveArms:
-    """The started arms of a group; a crashed one is started again when its next cell comes."""
+    """The started arms of a group; a crashed one is started again when its next cell comes.
+
+    Where the hardware does not hold all of them, starting one ends the one before.
+    """
 
     def __init__(
         self, group: Group, ledger: Ledger, start: Callable[[Group, ArmSpec], LiveArm], progress: Progress
@@ -60,10 +63,17 @@ class LiveArms:
         self._progress = progress
         self._specs = {spec.key: spec for spec in (*group.arms, group.referee)}
         self._live: dict[str, LiveArm] = {}
+        self._one_at_a_time = group.hardware.interleave != "live"
 
-    def start_all(self) -> None:
-        """Start every arm."""
+    def start(self) -> None:
+        """Start every arm; one at a time: the first that starts, which is then there to read the prompts."""
         keys = [spec.key for spec in self._group.arms if self.alive(spec.key)]
+        if self._one_at_a_time:
+            for key in keys:
+                with contextlib.suppress(EngineError):
+                    self.get(key)
+                    return
+            return
         self._progress.say(f"loading {len(keys)} engines ({self._group.target.title}): {', '.join(keys)}")
         started = start_together(self._group, [self._specs[key] for key in keys], self._start)
         self._live |= {key: arm for key, arm in started.items() if not isinstance(arm, EngineError)}
@@ -77,8 +87,16 @@ class LiveArms:
     def alive(self, key: str) -> bool:
         return not self._ledger.is_dead(self._group.index, key)
 
+    def loaded(self) -> list[str]:
+        """Keys of the arms that are running now, in order."""
+        return list(self._live)
+
     def get(self, key: str) -> LiveArm:
+        """The running arm, started where it is not; EngineError, and recorded, where it cannot start."""
         if key not in self._live:
+            if self._one_at_a_time:
+                self.close()
+                self._progress.say(f"loading {key} ({self._group.target.title})")
             try:
                 self._live[key] = self._start(self._group, self._specs[key])
             except EngineError as error:

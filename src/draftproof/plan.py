@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -52,7 +53,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Arms that are alive together."""
+    """Arms that take turns: alive together, or one at a time."""
 
     index: int
     target: Target
@@ -155,7 +156,10 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
     groups: list[Group] = []
     for target_name, hardware_name in dict.fromkeys((cell.target, cell.hardware) for cell in cells):
         place = Place(
-            study, catalog.get("hardware", hardware_name), catalog.get("targets", target_name), catalog.drafters
+            study,
+            study.on(catalog.get("hardware", hardware_name)),
+            catalog.get("targets", target_name),
+            catalog.drafters,
         )
         chosen = [cell for cell in cells if (cell.target, cell.hardware) == (target_name, hardware_name)]
         variants = [catalog.variants[name] for name in dict.fromkeys(cell.variant for cell in chosen)]
@@ -182,7 +186,10 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
 
 
 def arm_groups(variants: list[Variant], no_sd: Variant, place: Place, builds: tuple[Build, ...]) -> list[list[ArmSpec]]:
-    """Arms in groups of at most ``max_live_arms`` (with two builds each variant is there twice)."""
+    """Arms with the same no-SD, in groups of at most ``max_live_arms`` where a group is alive together.
+
+    With two builds each variant is there twice.
+    """
     by_baseline: dict[str, list[Variant]] = {}
     for variant in variants:
         members = by_baseline.setdefault(place.baseline_key(variant) if variant.speculative else "no_sd", [])
@@ -195,8 +202,9 @@ def arm_groups(variants: list[Variant], no_sd: Variant, place: Place, builds: tu
         bundles = [[place.arm(v.name, v, v.forces, build=build) for build in builds] for v in members]
         if place.study.aa and not groups:
             bundles.insert(0, [place.arm(baseline + AA, no_sd, forces, build="new", role="aa")])
-        room = place.hardware.max_live_arms - len(base_arms)
-        groups.extend([*base_arms, *chunk] for chunk in fill(bundles, room))
+        live = place.hardware.interleave == "live"
+        chunks = fill(bundles, place.hardware.max_live_arms - len(base_arms)) if live else [list(chain(*bundles))]
+        groups.extend([*base_arms, *chunk] for chunk in chunks)
     return groups
 
 

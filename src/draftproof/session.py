@@ -280,11 +280,13 @@ class Session:
     def _check_room(self, cells: list[Cell]) -> None:
         """Two builds need four engines at once: no-SD and a variant, twice."""
         for name in dict.fromkeys(cell.hardware for cell in cells):
-            room = self.catalog.hardware[name].max_live_arms
-            if "base" in self.pythons and room < 4:
+            hardware = self.study.on(self.catalog.hardware[name])
+            room = hardware.max_live_arms
+            if "base" in self.pythons and hardware.interleave == "live" and room < 4:
                 raise DraftproofError(
                     f"--sd-base-python needs 4 live engines (no-SD and a variant under both builds); hardware {name!r} "
-                    f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own"
+                    f"has max_live_arms = {room}; with a smaller target, raise it in an entry of your own, "
+                    'or have them take turns: interleave = "restart"'
                 )
 
     def _available(self, cells: list[Cell], resolver: Resolver) -> list[Cell]:

@@ -309,7 +309,7 @@ class Hardware(Entry, frozen=True, kw_only=True):
     detect: Detect = Detect()
     tensor_parallel_size: int = 1
     max_live_arms: int
-    """Engines that fit the memory at once; more arms run in groups, each with its own no-SD."""
+    """Engines that fit the memory at once; more arms run in groups, each with its own no-SD. Only of ``live``."""
     interleave: Interleave = "live"
     load_timeout_s: float = 900.0
     block_timeout_s: float = 1800.0
@@ -390,6 +390,8 @@ class Study(Entry, frozen=True, kw_only=True):
     nightly: bool = False
     live_examples: int = 0
     """Invented examples that each property of ``test_metamorphic.py`` tries beside its chosen ones; 0: none is run."""
+    interleave: Interleave | None = None
+    """None: the hardware's."""
     seed: int = 0
     engine: dict[str, Any] = {}
     source: str = ""
@@ -404,6 +406,10 @@ class Study(Entry, frozen=True, kw_only=True):
         require(self.requests is None or self.requests >= 1, "requests", "at least 1", self.requests)
         require(self.floor_rotations >= 0, "floor_rotations", "at least 0", self.floor_rotations)
         require(self.live_examples >= 0, "live_examples", "at least 0", self.live_examples)
+
+    def on(self, hardware: Hardware) -> Hardware:
+        """The hardware, with what this study wants otherwise."""
+        return msgspec.structs.replace(hardware, interleave=self.interleave or hardware.interleave)
 
     def rotations_of(self, batch_size: int) -> tuple[int, int]:
         """Least and most rotations of a unit of this batch size."""

@@ -12,12 +12,13 @@ import filelock
 import msgspec
 import pytest
 
+from draftproof import tables
 from draftproof.errors import DraftproofError
-from draftproof.records import RunFolder
+from draftproof.records import Output, RunFolder
 from draftproof.results import CellResult, RunResults, analyse
 from draftproof.session import LOCK, Options, Session
 from draftproof.spec import Purpose
-from tests.toy import ALL, Bench, Flip, Silent, ToyEngine, rows
+from tests.toy import ALL, WAITED_S, Bench, Flip, Silent, ToyEngine, rows
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ def told(cell: CellResult) -> dict[str, Any]:
     return {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "failures"}
 
 
+def outputs_of(folder: RunFolder) -> dict[tuple[str, str, int], list[Output]]:
+    return tables.read_outputs(folder.path, {line.part for line in folder.read().rotations})
+
+
 def source_results(run: Bench) -> RunResults:
     return analyse(run.folder, run.catalog.thresholds)
 
@@ -62,6 +67,10 @@ def test_a_replay_gives_the_same_results(clean_run: Bench, replay: Replay) -> No
     assert again.notes == source.notes
     assert again.finished
     assert any(cell.stages for cell in again.cells)
+    blocks, recorded = session.folder.read().blocks, clean_run.folder.read().blocks
+    assert [(b.waited_s, b.stolen_s) for b in blocks] == [(b.waited_s, b.stolen_s) for b in recorded]
+    assert all(block.waited_s == WAITED_S for block in blocks)
+    assert outputs_of(session.folder) == outputs_of(clean_run.folder), "latencies included"
 
 
 def test_a_replay_of_faults_gives_the_same_figures(faulty_run: Bench, replay: Replay) -> None:

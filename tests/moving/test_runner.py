@@ -16,7 +16,7 @@ from draftproof.errors import DraftproofError, EngineError
 from draftproof.records import UnitKey
 from draftproof.results import analyse
 from draftproof.spec import Purpose
-from tests.toy import PROMPTS, Bench, Call, Flip, ToyEngine, Where, rows, tokens_of
+from tests.toy import PROMPTS, STOLEN_S, WAITED_S, Bench, Call, Flip, ToyEngine, Where, rows, tokens_of
 
 MakeBench = Callable[..., Bench]
 ARMS = ["no_sd", "no_sd.aa", "perfect", "partly"]
@@ -119,10 +119,13 @@ def test_blocks_hold_what_the_engine_said(bench: MakeBench) -> None:
     assert (by_arm["no_sd"].num_drafts, by_arm["no_sd"].num_accepted_tokens_per_pos) == (0, [])
     assert by_arm["perfect"].num_accepted_tokens == by_arm["perfect"].num_draft_tokens == 2 * 6 * 3
     assert by_arm["perfect"].num_accepted_tokens_per_pos == [12, 12, 12]
+    assert {(block.waited_s, block.stolen_s) for block in data.blocks} == {(WAITED_S, STOLEN_S)}
     outputs = tables.read_outputs(run.folder.path, {line.part for line in data.rotations})
     assert len(outputs) == len(data.blocks)
     for (part, arm, _), requests in outputs.items():
         assert [o.token_ids for o in requests] == [o.token_ids for o in outputs[part, "no_sd", 0]]
+        assert [o.ttft_s for o in requests] == [0.01] * 2
+        assert [o.decode_s for o in requests] == pytest.approx([0.23] * 2)
         assert sum(map(sum, (o.accepted for o in requests))) == by_arm[arm].num_accepted_tokens or arm == "partly"
 
 

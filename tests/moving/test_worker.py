@@ -34,6 +34,7 @@ from draftproof.engines import (
     serving,
     stageclock,
     surroundings,
+    waiting,
     worker,
 )
 from draftproof.engines.vllm import VllmArm, VllmEngine, WorkerProcess
@@ -182,7 +183,8 @@ class LLM:
         logprobs = [{5: NS(logprob=-0.25), 6: NS(logprob=-1.5)}] * count
         as_prompt = {5: NS(logprob=-0.25), 6: NS(logprob=-1.75), 7: NS(logprob=-3.0)}
         metrics = NS(to_dict=lambda: {"per_step_accepted": [1], "per_step_drafted": [3]})
-        return [NS(prompt_logprobs=[None, *[as_prompt] * (len(prompt["prompt_token_ids"]) - 1)],
+        times = NS(first_token_latency=0.25, first_token_ts=7.0, last_token_ts=7.5)
+        return [NS(metrics=times, prompt_logprobs=[None, *[as_prompt] * (len(prompt["prompt_token_ids"]) - 1)],
                    prompt_token_ids=prompt["prompt_token_ids"],
                    outputs=[NS(token_ids=(5,) * fields.max_tokens, finish_reason="length", logprobs=logprobs,
                                text=str(sorted(vars(fields).items())), stop_reason=None,
@@ -466,8 +468,8 @@ def test_nothing_is_left_after_close(
     process = start(fake_python, mode)
     pids = begin_load(process, tmp_path / "arm.log") if mode else [pid_of(process)]
     process.close()
+    assert all(map(is_gone, pids)), "the next engine may need their memory at once"
     process.close()
-    assert all(map(gone_soon, pids))
     with pytest.raises(ChildProcessError):
         os.waitpid(pids[0], os.WNOHANG)
 
@@ -559,9 +561,13 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
             assert result.seconds >= 4 * 0.002
             assert [output.token_ids for output in result.outputs] == [[5] * 4] * 2
             assert (result.outputs[0].accepted, result.outputs[0].drafted) == ([1], [3])
+            assert [(output.ttft_s, output.decode_s) for output in result.outputs] == [(0.25, 0.5)] * 2
             assert result.counters == {"num_drafts": 2, "num_accepted_tokens_per_pos": [2, 0]}, "since the last block"
             assert result.steps == []
             assert (result.draft_tally, result.draft_tally_reason) == (None, "")
+            counted = waiting.read_sums()
+            assert (result.waited_s is None) == (counted.waited_ns is None)
+            assert (result.stolen_s is None) == (counted.stolen_ticks is None)
         stages = arm.run(block_request("stages"))
         assert [step["kind"] for step in stages.steps] == ["prefill", "decode", "decode", "decode"]
         assert [step["rows"] for step in stages.steps] == [5, 2, 2, 2]
@@ -693,6 +699,31 @@ def test_literal_values_of_nested_literals() -> None:
     assert worker.literal_values(nested) == {"a", "b", "c"}
     assert worker.literal_values(nested | Literal["d"] | None) == {"a", "b", "c", "d"}
     assert worker.literal_values(None) == set()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"first_token_latency": 0.25, "first_token_ts": 100.0, "last_token_ts": 101.5}, (0.25, 1.5)),
+        ({"first_token_latency": 0.25, "first_token_ts": 100.0, "last_token_ts": 100.0}, (0.25, 0.0)),
+        ({"first_token_latency": 0.25}, (0.25, None)),
+        ({"first_token_ts": 100.0, "last_token_ts": 101.5}, (None, 1.5)),
+        ({"first_token_latency": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}, (None, None)),
+        ({"first_token_latency": -0.5, "first_token_ts": 101.5, "last_token_ts": 100.0}, (None, None)),
+        ({"first_token_latency": math.nan, "first_token_ts": 1.0, "last_token_ts": math.inf}, (None, None)),
+    ],
+    ids=["both", "one token", "no timestamps", "no latency", "not noted", "clock set back", "not finite"],
+)
+def test_latencies_are_told_as_far_as_vllm_tells_them(
+    metrics: dict[str, float], expected: tuple[float | None, float | None]
+) -> None:
+    """None is recorded for what is absent or can be no duration; never 0 for "not said"."""
+    assert tuple(worker.latency(types.SimpleNamespace(**metrics)).values()) == expected
+
+
+def test_without_statistics_there_are_no_latencies() -> None:
+    """vLLM's `RequestOutput.metrics` is None where it keeps none."""
+    assert worker.latency(None) == {"ttft_s": None, "decode_s": None}
 
 
 counters = st.dictionaries(st.sampled_from("abc"), st.integers(0, 50), min_size=3)

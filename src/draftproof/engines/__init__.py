@@ -59,6 +59,9 @@ class BlockResult(msgspec.Struct, frozen=True, kw_only=True):
     draft_tally: DraftTally | None = None
     draft_tally_reason: str = ""
     """Why there is no tally, where there are steps of an arm that speculates."""
+    waited_s: float | None = None
+    """As in `draftproof.records.BlockLine`."""
+    stolen_s: float | None = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

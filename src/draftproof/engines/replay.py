@@ -57,6 +57,8 @@ class ReplayArm:
             ],
             draft_tally=block.draft_tally,
             draft_tally_reason=block.draft_tally_reason,
+            waited_s=block.waited_s,
+            stolen_s=block.stolen_s,
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:

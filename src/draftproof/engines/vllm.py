@@ -37,6 +37,9 @@ from draftproof.scenarios import Received
 WORKER = Path(__file__).with_name("worker.py")
 LOG_TAIL_BYTES = 4000
 
+GONE_WITHIN_S = 10.0
+"""Bound of the wait for killed processes: where nobody buries orphans their group never empties."""
+
 
 class WorkerProcess:
     """A spawned worker and its two pipes."""
@@ -120,11 +123,16 @@ class WorkerProcess:
         return ""
 
     def kill(self) -> None:
-        """End the worker and all of its children."""
+        """End the worker and all of its children, and wait until they are gone: the next arm may need their memory."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + GONE_WITHIN_S
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=GONE_WITHIN_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.02)
 
     def close(self) -> None:
         self.kill()
@@ -189,6 +197,8 @@ class VllmArm:
             steps=answer.get("steps", []),
             draft_tally=DraftTally(**answer["draft_tally"]) if "draft_tally" in answer else None,
             draft_tally_reason=answer.get("draft_tally_reason", ""),
+            waited_s=answer["waited_s"],
+            stolen_s=answer["stolen_s"],
         )
 
     def tokenize(self, request: TokenizeRequest) -> Tokenized:

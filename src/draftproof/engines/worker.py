@@ -42,10 +42,10 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings
+    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings, waiting
 else:
-    drafttally, labels, serving, stageclock, surroundings = map(
-        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings")
+    drafttally, labels, serving, stageclock, surroundings, waiting = map(
+        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings", "waiting")
     )
 
 CONTEXT_TOKENS = 16
@@ -66,6 +66,26 @@ COUNTERS = {
 def finite(value: float | None) -> float | None:
     """None for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def latency(metrics: Any) -> dict[str, float | None]:
+    """Of one request, from vLLM's `RequestStateStats`: arrival to first token, and first token to last, in seconds.
+
+    None where this vLLM does not say. It notes 0.0 for what has not happened.
+    """
+    arrival_to_first = getattr(metrics, "first_token_latency", None)
+    first, last = getattr(metrics, "first_token_ts", None), getattr(metrics, "last_token_ts", None)
+    decode = last - first if first and last else None
+    return {
+        "ttft_s": not_negative(arrival_to_first) or None,
+        "decode_s": not_negative(decode),
+    }
+
+
+def not_negative(value: float | None) -> float | None:
+    """None for what no duration can be."""
+    value = finite(value)
+    return value if value is not None and value >= 0 else None
 
 
 def read_counters(llm: Any) -> dict[str, Any]:
@@ -240,9 +260,11 @@ class Arm:
                 stack.enter_context(self.clock.running())
                 if self.tally is not None:
                     stack.enter_context(self.tally.running())
+            sums = waiting.read_sums()
             started = time.perf_counter()
             outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - started
+            lost = waiting.increase(sums, waiting.read_sums())
         rows = []
         for output in outputs:
             completion = output.outputs[0]
@@ -254,12 +276,14 @@ class Arm:
                     "finish_reason": completion.finish_reason,
                     "accepted": steps.get("per_step_accepted", []),
                     "drafted": steps.get("per_step_drafted", []),
+                    **latency(getattr(output, "metrics", None)),
                 }
             )
         answer = {
             "seconds": seconds,
             "outputs": rows,
             "counters": counter_difference(read_counters(self.llm), before) if self.speculative else {},
+            **lost,
         }
         if request["purpose"] == "stages":
             assert self.clock is not None
