@@ -98,7 +98,7 @@ class Planter:
 
     def __init__(self, wraps: dict[Place, Wrap], told: str) -> None:
         self._wraps = wraps
-        self._told = told
+        self.told = told
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         wraps = {place: wrap for place, wrap in self._wraps.items() if place.module == name}
@@ -120,17 +120,18 @@ class Planter:
         return spec
 
     def _find(self, name: str, path: Sequence[str] | None, target: Any) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                return spec
-        return None
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(name, path, target) for finder in behind)
+        return next((spec for spec in specs if spec is not None), None)
 
     def _plant(self, module: Any, place: Place, wrap: Wrap) -> None:
         owner = getattr(module, place.owner)  # its absence is an error: a fault that is not there proves nothing
         setattr(owner, place.method, wrap(vars(owner)[place.method]))
-        print(f"planted fault: {self._told} in {place}", file=sys.stderr, flush=True)
+        print(f"planted fault: {self.told} in {place}", file=sys.stderr, flush=True)
 
 
 def install(fault: str, ms: float) -> None:
-    """Plant `fault`, of `ms` milliseconds a call, in this process."""
-    sys.meta_path.insert(0, Planter(FAULTS[fault](ms / 1e3), f"{fault} of {ms:g} ms"))
+    """Plant `fault`, of `ms` milliseconds a call, in this process: once, though a venv reads its .pth files twice."""
+    told = f"{fault} of {ms:g} ms"
+    if not any(isinstance(finder, Planter) and finder.told == told for finder in sys.meta_path):
+        sys.meta_path.insert(0, Planter(FAULTS[fault](ms / 1e3), told))
