@@ -152,7 +152,7 @@ def product(targets: Mapping[str, tuple[str, ...]], sets: tuple[str, ...], sizes
 def test_the_shipped_catalog_loads(shipped: Catalog) -> None:
     """Every kind has entries, named like their files, and each study's hardware has limits."""
     assert {"no_sd", "ngram", "draft_model", "eagle", "eagle3", "mtp"} <= set(shipped.variants)
-    assert {"default", "smoke", "nightly-h100", *PAPER_STUDIES} <= set(shipped.studies)
+    assert {"default", "smoke", "gate-cpu", "nightly-h100", *PAPER_STUDIES} <= set(shipped.studies)
     assert {study.hardware for study in shipped.studies.values()} <= set(shipped.thresholds)
     for kind in ("variants", "targets", "workloads", "hardware", "studies"):
         for name in getattr(shipped, kind):
@@ -184,6 +184,16 @@ def test_a_cell_of_two_rows_is_that_of_the_first(shipped: Catalog) -> None:
 def test_the_default_study_holds_the_papers_five_variants(shipped: Catalog) -> None:
     methods = {shipped.variants[cell.variant].method for cell in shipped.study_cells("default")}
     assert methods >= {"none", "ngram", "draft_model", "eagle", "eagle3", "mtp"}
+
+
+def test_the_study_that_proves_the_gate_has_an_interval_for_each_of_its_faults(shipped: Catalog) -> None:
+    """Twelve pairs exactly, A/A beside them, several stage blocks; a head, a lookup and a baseline to slow."""
+    study: Study = shipped.get("studies", "gate-cpu")
+    assert (study.rotations, study.max_rotations, study.aa, study.ignore_eos) == (12, 12, True, True)
+    assert study.stage_blocks >= 2
+    assert product({"smollm2-135m": ("no_sd", "ngram", "eagle3")}, ("code_edit",), (1, 4)) == shapes(
+        shipped, study.name
+    )
 
 
 def test_every_limit_names_its_source_and_hardware(shipped: Catalog) -> None:

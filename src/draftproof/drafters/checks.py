@@ -86,8 +86,8 @@ def check_stated(entry: TrainedDrafter, target: str, found: str) -> None:
         )
 
 
-def check_shipped(entry: TrainedDrafter, weights: Path, target_config: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a trained drafter's file, once it is whole, of the stated hash, and what its kind must hold."""
+def read_shipped(entry: TrainedDrafter, weights: Path) -> dict[str, Stored]:
+    """The tensors of a trained drafter's file, once it is whole and of the stated hash."""
     if not weights.is_file():
         raise rule("weights", "a file beside the drafter's entry", place(weights), do="restore it, or train again")
     tensors = read_header(weights)
@@ -99,6 +99,12 @@ def check_shipped(entry: TrainedDrafter, weights: Path, target_config: Mapping[s
             entry.weights_sha256,
             do="restore the file, or correct the drafter's entry",
         )
+    return tensors
+
+
+def check_shipped(entry: TrainedDrafter, weights: Path, target_config: Mapping[str, Any]) -> dict[str, Stored]:
+    """The tensors of a trained drafter's file, once they are its own and what its kind must hold."""
+    tensors = read_shipped(entry, weights)
     where = f"drafter {entry.name!r}"
     sizes = dimensions({**target_config, **entry.config}, where)
     check_shipped_config(where, entry.kind, sizes, dimensions(target_config, f"target {entry.target!r}"))

@@ -220,13 +220,13 @@ def save(module: Any, ids: Any, path: Path) -> None:
 
 def write_entry(entry: TrainedDrafter | Target, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{entry.name}.toml").write_text(entry_toml(entry), encoding="utf-8")
+    content = f"# Written by `draftproof drafters train`.\n{entry_toml(entry)}"
+    (folder / f"{entry.name}.toml").write_text(content, encoding="utf-8")
 
 
 def entry_toml(entry: Entry) -> str:
     """A catalog entry as TOML: scalars and lists are written as in JSON, tables one below the other."""
-    lines = ["# Written by `draftproof drafters train`."]
-    tables = []
+    lines, tables = [], []
     for key, value in msgspec.to_builtins(entry).items():
         if isinstance(value, dict) and not value:
             continue
