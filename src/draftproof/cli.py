@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from draftproof.history.command import app as history_app
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -20,6 +22,7 @@ drafters_app = typer.Typer(no_args_is_help=True, help="Drafters of the embedded 
 app.add_typer(drafters_app, name="drafters")
 traces_app = typer.Typer(no_args_is_help=True, help="Acceptance traces, the input of simulate.")
 app.add_typer(traces_app, name="traces")
+app.add_typer(history_app, name="history")
 
 Catalogs = Annotated[
     list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")

@@ -117,7 +117,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise DraftproofError(
-            f"cannot write {path}: {error.strerror or error}; it is as it was: free space or choose another --store FILE"
+            f"cannot write {path}: {error.strerror or error}; it is as it was: free space or choose another --store"
         ) from error
 
 
@@ -137,6 +137,6 @@ def check_same(path: Path, run_id: str, held: list[Row], given: list[Row]) -> No
             if field not in JUDGED and getattr(old, field) != getattr(new, field):
                 raise DraftproofError(
                     f"{path} holds another {field} under run id {run_id!r} ({old.cell}, {old.metric}: "
-                    f"{getattr(old, field)!r}, now {getattr(new, field)!r}); a night that is kept is not changed: add it "
-                    "with the --commit and --ref of the first time, or to another --store FILE"
+                    f"{getattr(old, field)!r}, now {getattr(new, field)!r}); a night that is kept is not changed: add "
+                    "it with the --commit and --ref of the first time, or to another --store FILE"
                 )
