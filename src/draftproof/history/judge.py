@@ -38,7 +38,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def commits(self) -> str:
         if self.last_before.commit == self.first.commit:
-            return f"{self.first.named} on both nights: not what was under test"
+            return f"{self.first.named} on both nights: look at the machine first"
         return f"{self.last_before.named} .. {self.first.named}"
 
 
@@ -197,7 +197,7 @@ def reason(series: Series, verdict: Verdict, current: Change | None, past: Seque
         arm = f"; {whose[current.arm]} moved" if current.arm else ""
         confirmed = "" if current.kind == "regression" else ", one night only"
         return (
-            f"{series.metric} {percent(current.change)} since {current.first.date}{confirmed} "
+            f"{percent(current.change)} since {current.first.date}{confirmed} "
             f"(limit {100 * row.limit:g} %); commits {current.commits}{arm}"
         )
     if verdict == "insufficient_data":

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftproof.history.judge import Change, Judged, percent
-from draftproof.history.series import Series, machine_changes
+from draftproof.history.series import Night, Series, machine_changes
 
 ORDER = ("regression", "suspicious", "insufficient_data", "no_regression")
 REGRESSION, NOT_JUDGED = 1, 3
@@ -69,7 +69,8 @@ def lines(judged: Sequence[Judged]) -> list[str]:
     for one in judged:
         told += [f"past: {name(one)}: {past_line(change)}" for change in one.past]
     for verdict in ("insufficient_data", "suspicious", "regression"):
-        told += [line for one in judged if one.verdict == verdict for line in verdict_lines(one)]
+        told += [verdict_line(one) for one in judged if one.verdict == verdict]
+    told += reproduce_lines([one.current.first for one in judged if one.current is not None])
     counts = [(verdict, sum(one.verdict == verdict for one in judged)) for verdict in ORDER]
     return [*told, ", ".join(f"{count} {verdict}" for verdict, count in counts)]
 
@@ -83,12 +84,15 @@ def past_line(change: Change) -> str:
     return f"{change.first.date}{until}: {PAST[change.kind]}, {percent(change.change)}; commits {change.commits}"
 
 
-def verdict_lines(one: Judged) -> list[str]:
+def verdict_line(one: Judged) -> str:
     silent = " (the series has ended: does not gate)" * one.series.ended
-    told = [f"{one.verdict}: {name(one)}: {one.reason}{silent}"]
-    if one.current is not None:
-        told.append(f"  reproduce on {one.current.first.named}: {one.current.first.command or 'command not recorded'}")
-    return told
+    return f"{one.verdict}: {name(one)}: {one.reason}{silent}"
+
+
+def reproduce_lines(nights: Sequence[Night]) -> list[str]:
+    """How the first worse nights were run, once each."""
+    told = {f"reproduce {night.run_id} on {night.named}: {night.command}": None for night in nights if night.command}
+    return list(told)
 
 
 def skipped_lines(series: Sequence[Series]) -> list[str]:
