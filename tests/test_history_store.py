@@ -136,7 +136,7 @@ def test_a_history_without_a_column_is_refused(tmp_path: Path) -> None:
     add(path, make_rows([1.5]))
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["sets"]), path)
-    with pytest.raises(DraftproofError, match="cannot be read as a history .*sets"):
+    with pytest.raises(DraftproofError, match=r"cannot be read as a history .*sets"):
         read(path)
 
 
