@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from draftproof.history.command import app as history_app
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -22,6 +24,7 @@ traces_app = typer.Typer(no_args_is_help=True, help="Acceptance traces, the inpu
 app.add_typer(traces_app, name="traces")
 baseline_app = typer.Typer(no_args_is_help=True, help="Runs that later ones are compared with.")
 app.add_typer(baseline_app, name="baseline")
+app.add_typer(history_app, name="history")
 
 Catalogs = Annotated[
     list[Path] | None, typer.Option("--sd-catalog", help="Folder of your own entries; may be repeated.")

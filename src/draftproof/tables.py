@@ -108,7 +108,7 @@ def write_steps(path: Path, closing: RotationLine, blocks: list[BlockLine], step
 def write_table(path: Path, table: pa.Table) -> None:
     temporary = path.with_name(path.name + ".part")
     try:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,0 +1,1 @@
+"""Nightly results kept in one file, and the change points over them."""
