@@ -421,8 +421,8 @@ class Threshold(Entry, frozen=True, kw_only=True):
     absolute: float | None = None
     """Of limits on a change against a baseline: it must also be larger than this, in the metric's own unit."""
     between_run_sd: float = 0.0
-    """Of the same: what a run's mean moves with nothing changed (standard deviation, log scale); stands in until a
-    baseline holds three runs that show it."""
+    """Of the same: what a run's mean moves with nothing changed (standard deviation, log scale); what a baseline's own
+    runs show is weighed against it (`draftproof.analysis.moves.between_runs`)."""
     estimator: str
     gating: bool
     source: str
