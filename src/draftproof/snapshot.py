@@ -50,6 +50,9 @@ class SetTotals(Kept, frozen=True, kw_only=True):
         for name in ("tokens", "seconds", "steps"):
             value = getattr(self, name)
             require(0 < value < math.inf, name, "positive and finite", value)
+        for name in ("num_drafts", "num_accepted_tokens"):
+            require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        require(self.waiting is None or 0 <= self.waiting < math.inf, "waiting", "at least 0, finite", self.waiting)
 
 
 class StageTotals(Kept, frozen=True, kw_only=True):
@@ -85,6 +88,16 @@ class Series(Kept, frozen=True, kw_only=True):
     determinism: Verdict
     reason: str = ""
     """Of the first of both that is red."""
+
+    def __post_init__(self) -> None:
+        beside = [base.prompts for base in self.base_sets]
+        paired = not beside or beside == [ours.prompts for ours in self.sets]
+        require(paired, "base_sets", "empty or of the same prompts as sets", beside)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it holds figures that may be compared."""
+        return bool(self.sets) and self.throughput != "FAILED"
 
     @property
     def id(self) -> str:
