@@ -25,12 +25,7 @@ class Baseline(Kept, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return name_of(self.snapshots[-1])
-
-
-def name_of(snapshot: Snapshot) -> str:
-    """``<hardware>-<study>-<fingerprint>``: also the name of its file."""
-    return f"{snapshot.hardware}-{snapshot.study}-{snapshot.fingerprint}"
+        return self.snapshots[-1].name
 
 
 def read_run(path: Path, catalog: Catalog) -> Snapshot:
@@ -78,7 +73,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
         )
     if not any(one.sets for one in snapshot.series):
         raise DraftproofError(f"run {snapshot.run_id!r} holds no finished rotation")
-    path = folder / f"{name_of(snapshot)}.json"
+    path = folder / f"{snapshot.name}.json"
     earlier = read(path).snapshots if path.exists() else []
     if snapshot.run_id in [run.run_id for run in earlier]:
         raise DraftproofError(f"run {snapshot.run_id!r} is already in {path.name}")
@@ -99,12 +94,6 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
             f"cannot write {path.name}: {error.strerror}; choose another folder with --dir"
         ) from error
     return path
-
-
-def find(snapshot: Snapshot, folder: Path) -> list[Snapshot]:
-    """The runs that a run may be compared with; empty where the folder holds none of its fingerprint."""
-    path = folder / f"{name_of(snapshot)}.json"
-    return read(path).snapshots if path.exists() else []
 
 
 def everything(folder: Path) -> list[Baseline]:

@@ -174,14 +174,16 @@ def compare(
     findings += judged(tested)
     order = {series.id: index for index, series in enumerate(latest.series)}
     findings.sort(key=lambda finding: order.get(finding.place, -1))  # geometric means first
-    missing = [name for name in base_series if name not in order]
+    notes = [] if base else [f"no run of {latest.name} to compare with; save one with draftproof baseline save RUN"]
+    if missing := [name for name in base_series if name not in order]:
+        notes.append(f"only in the baseline: {', '.join(missing)}")
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
         same_run=same_run,
         tests=len(tested),
         findings=findings,
-        notes=[f"only in the baseline: {', '.join(missing)}"] if missing else [],
+        notes=notes,
     )
 
 

@@ -134,6 +134,11 @@ class Snapshot(Kept, frozen=True, kw_only=True):
         """Names the runs that may be compared with each other: 12 hex digits of the digest of `held`."""
         return digest([self.hardware, self.held])[:12]
 
+    @property
+    def name(self) -> str:
+        """``<hardware>-<study>-<fingerprint>``: of its baseline, and of the baseline's file."""
+        return f"{self.hardware}-{self.study}-{self.fingerprint}"
+
 
 def take(folder: RunFolder, results: RunResults, build: Literal["new", "base"] = "new") -> Snapshot:
     """The snapshot of a run; `results`: what `draftproof.results.analyse` makes of the same folder.

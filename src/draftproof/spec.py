@@ -437,6 +437,9 @@ class Threshold(Entry, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(bool(self.source.strip()), "source", "where the limit comes from", self.source)
+        drop = self.metric.endswith("_drop")
+        require(not drop or 0 <= self.limit < 1, "limit", "a fraction from 0 to below 1", self.limit)
+        require(self.between_run_sd >= 0, "between_run_sd", "at least 0", self.between_run_sd)
 
     def covers(self, cell: Cell) -> bool:
         return (
