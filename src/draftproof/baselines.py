@@ -13,6 +13,7 @@ from draftproof.gate import RED
 from draftproof.records import RunFolder, write_atomic
 from draftproof.results import analyse
 from draftproof.snapshot import SNAPSHOT_VERSION, Kept, Snapshot, take
+from draftproof.spec import require
 
 KEPT_RUNS = 20
 """The oldest go first."""
@@ -22,6 +23,9 @@ class Baseline(Kept, frozen=True, kw_only=True):
     """Runs of one study on one kind of machine, oldest first."""
 
     snapshots: list[Snapshot]
+
+    def __post_init__(self) -> None:
+        require(bool(self.snapshots), "snapshots", "at least one run", self.snapshots)
 
     @property
     def name(self) -> str:
@@ -44,11 +48,11 @@ def read(path: Path) -> Baseline:
         versions = {run["snapshot_version"] for run in msgspec.json.decode(raw)["snapshots"]}
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise DraftproofError(f"{path.name} is not a baseline: {error!r}") from error
-    if versions != {SNAPSHOT_VERSION}:
+    if versions - {SNAPSHOT_VERSION}:
         raise rule(
             f"{path.name}: snapshot_version",
             str(SNAPSHOT_VERSION),
-            sorted(versions),
+            sorted(versions, key=str),
             do="save the runs again with this draftproof",
         )
     try:

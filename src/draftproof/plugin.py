@@ -176,6 +176,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if any(traits[name] != value for name, value in wanted.items()):
             continue
         params.append(pytest.param(cell, id=cell.id, marks=hardware_marks(session, cell)))
+    if wanted.get("against") and not session.compares:
+        reason = "needs --sd-baseline or --sd-base-python; found neither; enable with --sd-baseline PATH: a run's "
+        reason += "folder, a baseline's file or a folder of baselines"
+        params.append(pytest.param(None, id="nothing", marks=pytest.mark.skip(reason=reason)))
     metafunc.parametrize("sd_cell", params, scope="session")
 
 
