@@ -361,7 +361,7 @@ REFUSED = {
     ),
     "unknown key of a limit": (
         {"thresholds__cpu": THRESHOLD + "batch = 1"},
-        ["thresholds/cpu.toml", "`batch`", "known: batch_sizes, claims_speedup, estimator, gating, limit, metric"],
+        ["thresholds/cpu.toml", "`batch`", "known: absolute, batch_sizes, between_run_sd, claims_speedup, estimator"],
     ),
     "wrong type": (
         {"variants__mine": VARIANT.replace("k = 3", 'k = "3"')},

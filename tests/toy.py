@@ -42,6 +42,7 @@ from draftproof.runner import Runner
 from draftproof.spec import Hardware, MatrixRow, Purpose, Study
 from draftproof.tables import PARTS_S
 from tests import toy_server
+from tests.snapshots import LIMITS
 
 VOCABULARY = 101
 EOS, BOS, FIRST = 0, 1, 2
@@ -448,6 +449,14 @@ class ToyArm:
 
 # --- a catalog of toys ------------------------------------------------------------------------------------------------
 
+
+def against_a_baseline() -> str:
+    """Rows of the limits that a comparison needs, as TOML."""
+    said = {"estimator": "'of a comparison'", "gating": "true", "source": '"the toy\'s own rule"'}
+    tables = [{"metric": f"'{metric}'", **row, **said} for metric, row in LIMITS.items()]
+    return "".join("\n[[threshold]]\n" + "".join(f"{key} = {value}\n" for key, value in row.items()) for row in tables)
+
+
 ENTRIES = {
     "targets/toy.toml": """
         name = "toy"
@@ -543,7 +552,8 @@ ENTRIES = {
         estimator = "one-sided E-test"
         gating = true
         source = "the toy's own rule"
-    """,
+    """
+    + against_a_baseline(),
     "studies/toy.toml": """
         name = "toy"
         title = "a study of toys"

@@ -13,6 +13,7 @@ from draftproof.gate import RED
 from draftproof.records import RunFolder, write_atomic
 from draftproof.results import analyse
 from draftproof.snapshot import SNAPSHOT_VERSION, Kept, Snapshot, take
+from draftproof.spec import require
 
 KEPT_RUNS = 20
 """The oldest go first."""
@@ -23,14 +24,12 @@ class Baseline(Kept, frozen=True, kw_only=True):
 
     snapshots: list[Snapshot]
 
+    def __post_init__(self) -> None:
+        require(bool(self.snapshots), "snapshots", "at least one run", self.snapshots)
+
     @property
     def name(self) -> str:
-        return name_of(self.snapshots[-1])
-
-
-def name_of(snapshot: Snapshot) -> str:
-    """``<hardware>-<study>-<fingerprint>``: also the name of its file."""
-    return f"{snapshot.hardware}-{snapshot.study}-{snapshot.fingerprint}"
+        return self.snapshots[-1].name
 
 
 def read_run(path: Path, catalog: Catalog) -> Snapshot:
@@ -49,11 +48,11 @@ def read(path: Path) -> Baseline:
         versions = {run["snapshot_version"] for run in msgspec.json.decode(raw)["snapshots"]}
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise DraftproofError(f"{path.name} is not a baseline: {error!r}") from error
-    if versions != {SNAPSHOT_VERSION}:
+    if versions - {SNAPSHOT_VERSION}:
         raise rule(
             f"{path.name}: snapshot_version",
             str(SNAPSHOT_VERSION),
-            sorted(versions),
+            sorted(versions, key=str),
             do="save the runs again with this draftproof",
         )
     try:
@@ -78,7 +77,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
         )
     if not any(one.sets for one in snapshot.series):
         raise DraftproofError(f"run {snapshot.run_id!r} holds no finished rotation")
-    path = folder / f"{name_of(snapshot)}.json"
+    path = folder / f"{snapshot.name}.json"
     earlier = read(path).snapshots if path.exists() else []
     if snapshot.run_id in [run.run_id for run in earlier]:
         raise DraftproofError(f"run {snapshot.run_id!r} is already in {path.name}")
@@ -99,12 +98,6 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
             f"cannot write {path.name}: {error.strerror}; choose another folder with --dir"
         ) from error
     return path
-
-
-def find(snapshot: Snapshot, folder: Path) -> list[Snapshot]:
-    """The runs that a run may be compared with; empty where the folder holds none of its fingerprint."""
-    path = folder / f"{name_of(snapshot)}.json"
-    return read(path).snapshots if path.exists() else []
 
 
 def everything(folder: Path) -> list[Baseline]:

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 
 from draftproof.analysis.held import differences
 from draftproof.analysis.moves import Between, Move, between_runs, geometric_mean, move
 from draftproof.analysis.survival import holm
-from draftproof.errors import DraftproofError
+from draftproof.comparable import Limits, Sides, busy, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
-from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
-from draftproof.spec import Cell, Threshold
-
-GateName = Literal["drafter", "system", "end to end"]
+from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, GateName, PairFigure, Quantity, logs
+from draftproof.snapshot import Series, Snapshot, StageTotals
+from draftproof.spec import Threshold
 
 WORST_FIRST: tuple[Verdict, ...] = (
     "FAILED",
@@ -38,74 +36,8 @@ WORST_FIRST: tuple[Verdict, ...] = (
     "IMPROVED",
 )
 
-GREEN_EXIT, RED_EXIT, USAGE_EXIT, UNJUDGED_EXIT = 0, 1, 2, 3
-
-
-class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate looks at."""
-
-    gate: GateName
-    metric: str
-    """Of the limit's row."""
-    noun: str
-    unit: str
-    higher_is_better: bool
-    value: Callable[[SetTotals, SetTotals], float | None]
-    """Of one prompt set: (the arm, no-SD beside it) -> the figure; None where it is not defined."""
-    own: Callable[[SetTotals], float] | None = None
-    """Where `value` is a ratio to no-SD: the figure of one arm, in the same direction."""
-
-
-def acceptance_length(ours: SetTotals, _: SetTotals) -> float | None:
-    return 1 + ours.num_accepted_tokens / ours.num_drafts if ours.num_drafts else None
-
-
-def step_s(ours: SetTotals) -> float:
-    return ours.seconds / ours.steps
-
-
-def tokens_per_s(ours: SetTotals) -> float:
-    return ours.tokens / ours.seconds
-
-
-SPECULATIVE = (
-    Quantity(
-        gate="drafter",
-        metric="acceptance_drop",
-        noun="acceptance length",
-        unit="tokens",
-        higher_is_better=True,
-        value=acceptance_length,
-    ),
-    Quantity(
-        gate="system",
-        metric="system_cost_rise",
-        noun="seconds of a step over no-SD's",
-        unit="x",
-        higher_is_better=False,
-        value=lambda ours, base: step_s(ours) / step_s(base),
-        own=step_s,
-    ),
-    Quantity(
-        gate="end to end",
-        metric="speedup_drop",
-        noun="speedup",
-        unit="x",
-        higher_is_better=True,
-        value=lambda ours, base: tokens_per_s(ours) / tokens_per_s(base),
-        own=tokens_per_s,
-    ),
-)
-PLAIN = (
-    Quantity(
-        gate="end to end",
-        metric="throughput_drop",
-        noun="throughput",
-        unit="tokens/s",
-        higher_is_better=True,
-        value=lambda ours, _: tokens_per_s(ours),
-    ),
-)
+GREEN_EXIT, RED_EXIT, UNJUDGED_EXIT = 0, 1, 3
+"""Exit statuses of ``compare``; 2 is a mistake of the user's."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,65 +95,41 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         return GREEN_EXIT if verdicts and verdicts <= GREEN else UNJUDGED_EXIT
 
 
-class Limits:
-    """Rows of a hardware's thresholds, by metric and cell."""
+class Own(msgspec.Struct, frozen=True, kw_only=True):
+    """How much better each arm's own figure became, on the log scale: whose change a ratio's is."""
 
-    def __init__(self, rows: Sequence[Threshold], hardware: str) -> None:
-        self._rows = rows
-        self._hardware = hardware
+    arm: float
+    no_sd: float
 
-    def of(self, metric: str, series: Series, study: str) -> Threshold:
-        """The last row that covers the cell. Raises DraftproofError where there is none."""
-        cell = Cell(
-            study=study,
-            hardware=self._hardware,
-            target=series.target,
-            variant=series.variant,
-            workload=series.workload,
-            batch_size=series.batch_size,
-            batching="mixed",
-            output_tokens=1,
-            num_prompts=None,
-        )
-        found = [row for row in self._rows if row.metric == metric and row.gating and row.covers(cell)]
-        if not found:
-            raise DraftproofError(
-                f"thresholds of {self._hardware!r} hold no gating row for metric {metric!r} that covers {series.id}; "
-                f"add one with its source to fixtures/thresholds/{self._hardware}.toml"
-            )
-        return found[-1]
+    def excuses(self, limit: float) -> bool:
+        """Whether it is no-SD that became better and so made the ratio worse.
 
-
-class Sides(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell in the runs of both sides."""
-
-    base: list[Series]
-    new: list[Series]
+        An arm that became worse by more than `limit` itself is excused by nothing.
+        """
+        return self.no_sd > -self.arm and -self.arm <= limit
 
     @property
-    def last(self) -> Series:
-        return self.new[-1]
-
-    def shared(self) -> list[str]:
-        """Prompt sets that every run holds, in the order of the newest one."""
-        known = set.intersection(*({totals.prompts for totals in one.sets} for one in (*self.base, *self.new)))
-        return list(dict.fromkeys(totals.prompts for totals in self.last.sets if totals.prompts in known))
+    def flatters(self) -> bool:
+        """Whether it is no-SD that became worse and so made the ratio better."""
+        return -self.no_sd > self.arm
 
 
-class Tested(msgspec.Struct, kw_only=True):
+class Tested(msgspec.Struct, frozen=True, kw_only=True):
     """A gate before Holm: its move against its limit."""
 
     place: str
     series: Series
     quantity: Quantity
     limit: Threshold
+    own_limit: Threshold
+    """Of an arm's own throughput."""
     between: Between
     runs: tuple[int, int]
     found: Move
     base: float
     new: float
-    own: tuple[float, float] | None
-    """How much better the arm's and no-SD's own figure became (log), where the quantity is a ratio of both."""
+    own: Own | None
+    """Where the quantity is a ratio to no-SD."""
     stages: str = ""
 
 
@@ -237,7 +145,7 @@ def compare(
     Raises DraftproofError for a missing limit.
     """
     latest = new[-1]
-    limits = Limits(rows, latest.hardware)
+    limits = Limits(rows, latest)
     unlike = [
         text
         for other in (*base, *new[:-1])
@@ -247,131 +155,89 @@ def compare(
     ]
     findings: list[Finding] = []
     tested: list[Tested] = []
+    base_series, new_series = by_id(base), by_id(new)
     for series in latest.series:
         sides = Sides(
-            base=[one for run in base for one in run.series if one.id == series.id],
-            new=[one for run in new for one in run.series if one.id == series.id],
+            base=[one for one in base_series.get(series.id, []) if one.usable],
+            new=[one for one in new_series[series.id] if one.usable or one is series],
         )
-        gates = SPECULATIVE if series.speculative else PLAIN
-        if (refused := refusal(sides, unlike, limits, latest.study)) is not None:
-            findings += [unjudged(series, quantity, *refused) for quantity in gates]
-            continue
-        for quantity in gates:
-            outcome = tested_of(sides, quantity, limits, latest.study, same_run=same_run)
-            if isinstance(outcome, Tested):
-                tested.append(outcome)
+        refused = refusal(sides, unlike, limits)
+        waited = "" if refused else busy(sides, limits)
+        for quantity in SPECULATIVE if series.speculative else PLAIN:
+            if refused is not None:
+                findings.append(unjudged(series, quantity, *refused))
+            elif waited and quantity.gate != "drafter":
+                findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:
-                findings.append(outcome)
+                tested.append(tested_of(sides, quantity, limits, same_run=same_run))
     tested += variant_means(tested)
     findings += judged(tested)
     order = {series.id: index for index, series in enumerate(latest.series)}
     findings.sort(key=lambda finding: order.get(finding.place, -1))  # geometric means first
-    missing = list(dict.fromkeys(one.id for run in base for one in run.series if one.id not in order))
+    notes = [] if base else [f"no run of {latest.name} to compare with; save one with draftproof baseline save RUN"]
+    if missing := [name for name in base_series if name not in order]:
+        notes.append(f"only in the baseline: {', '.join(missing)}")
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
         same_run=same_run,
         tests=len(tested),
         findings=findings,
-        notes=[f"only in the baseline: {', '.join(missing)}"] if missing else [],
+        notes=notes,
     )
 
 
-def refusal(sides: Sides, unlike: list[str], limits: Limits, study: str) -> tuple[Verdict, str] | None:
-    """Why no gate of a cell can be judged; None where all can."""
-    series = sides.last
-    if "FAILED" in (series.throughput, series.determinism):
-        return "FAILED", series.reason
-    if unlike:
-        return "INCOMPARABLE", "held fields differ: " + "; ".join(dict.fromkeys(unlike))
-    usable = [one for one in sides.base if one.throughput != "FAILED" and one.sets]
-    if not usable:
-        return "NO_BASELINE", "the baseline does not hold this cell, or it failed there"
-    found = [text for one in usable for text in differences(one.held, series.held)]
-    if found:
-        return "INCOMPARABLE", "held fields differ: " + "; ".join(dict.fromkeys(found))
-    if not series.sets:
-        return "INSUFFICIENT", "no finished pair"
-    if not sides.shared():
-        return "INCOMPARABLE", "no prompt set in common: other prompts, or dealt otherwise"
-    least = limits.of("pairs", series, study).limit
-    if len(sides.shared()) < least:
-        return "INSUFFICIENT", f"{len(sides.shared())} prompt sets in common; a gate needs {least:g}"
-    return None
+def by_id(runs: Sequence[Snapshot]) -> dict[str, list[Series]]:
+    """Cell's id -> that cell in each run that holds it."""
+    found: dict[str, list[Series]] = {}
+    for run in runs:
+        for series in run.series:
+            found.setdefault(series.id, []).append(series)
+    return found
 
 
-def tested_of(sides: Sides, quantity: Quantity, limits: Limits, study: str, *, same_run: bool) -> Tested | Finding:
-    """One gate's move, or why it is not judged."""
-    series = sides.last
-    limit = limits.of(quantity.metric, series, study)
-    base_runs = [figures(one, quantity) for one in sides.base]
-    new_runs = [figures(one, quantity) for one in sides.new]
-    shared = [name for name in sides.shared() if all(name in run for run in (*base_runs, *new_runs))]
-    if quantity.gate == "drafter" and not shared:
-        return unjudged(series, quantity, "PASS", "no draft on either side: nothing that could be accepted less")
-    before = {name: statistics.fmean(run[name] for run in base_runs) for name in shared}
-    after = {name: statistics.fmean(run[name] for run in new_runs) for name in shared}
-    sign = -1 if quantity.higher_is_better else 1
+def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: bool) -> Tested:
+    """One gate's move."""
+    limit, shared = limits.of(quantity.metric, sides.last), sides.shared()
+    base_runs = [logs(one, quantity.value) for one in sides.base]
+    new_runs = [logs(one, quantity.value) for one in sides.new]
+    before = [statistics.fmean(run[name] for run in base_runs) for name in shared]
+    after = [statistics.fmean(run[name] for run in new_runs) for name in shared]
     means = [statistics.fmean(run[name] for name in shared) for run in base_runs]
     between = Between(sd=0.0) if same_run else between_runs(means, limit.between_run_sd)
     runs = (len(base_runs), len(new_runs))
-    found = move([sign * (after[name] - before[name]) for name in shared], between, *runs)
-    if found is None:
-        return unjudged(series, quantity, "INSUFFICIENT", f"{len(shared)} prompt sets say anything of it")
-    if quantity.gate != "drafter" and (told := busy(sides, limits, study)):
-        return unjudged(series, quantity, "UNSTABLE", told)
+    found = move([quantity.worse * (b - a) for a, b in zip(before, after, strict=True)], between, *runs)
+    assert found is not None, "two prompt sets at least"
     return Tested(
-        place=series.id,
-        series=series,
+        place=sides.last.id,
+        series=sides.last,
         quantity=quantity,
         limit=limit,
+        own_limit=limits.of(OWN_THROUGHPUT.metric, sides.last),
         between=between,
         runs=runs,
         found=found,
-        base=math.exp(statistics.fmean(before.values())),
-        new=math.exp(statistics.fmean(after.values())),
-        own=own_moves(sides, quantity, shared) if quantity.own else None,
-        stages=stage_text(sides.base[-1].stages, series.stages) if quantity.gate == "system" else "",
+        base=math.exp(statistics.fmean(before)),
+        new=math.exp(statistics.fmean(after)),
+        own=own_moves(sides, quantity, shared),
+        stages=stage_text(sides.base[-1].stages, sides.last.stages) if quantity.gate == "system" else "",
     )
 
 
-def figures(series: Series, quantity: Quantity) -> dict[str, float]:
-    """Prompt set -> log of the quantity; a set that came twice is averaged."""
-    found: dict[str, list[float]] = {}
-    for ours, base in zip(series.sets, series.base_sets or series.sets, strict=True):
-        value = quantity.value(ours, base)
-        if value is not None:
-            found.setdefault(ours.prompts, []).append(math.log(value))
-    return {name: statistics.fmean(values) for name, values in found.items()}
+def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> Own | None:
+    """Of a ratio to no-SD: what each of its two arms did."""
+    figure = quantity.own
+    if figure is None:
+        return None
 
-
-def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> tuple[float, float]:
-    """How much better the arm's and no-SD's own figure became, in logs."""
-    assert quantity.own is not None
-    own = quantity.own
-
-    def mean(runs: Iterable[Series], pick: Callable[[Series], list[SetTotals]]) -> float:
-        return statistics.fmean(
-            math.log(own(totals)) for one in runs for totals in pick(one) if totals.prompts in shared
+    def better(value: PairFigure) -> float:
+        new, base = (
+            statistics.fmean(found[name] for found in [logs(one, value) for one in runs] for name in shared)
+            for runs in (sides.new, sides.base)
         )
+        return -quantity.worse * (new - base)
 
-    sign = 1 if quantity.higher_is_better else -1
-    arm = mean(sides.new, lambda one: one.sets) - mean(sides.base, lambda one: one.sets)
-    base = mean(sides.new, lambda one: one.base_sets) - mean(sides.base, lambda one: one.base_sets)
-    return sign * arm, sign * base
-
-
-def busy(sides: Sides, limits: Limits, study: str) -> str:
-    """Why the machine was too busy to speak of seconds; empty where it was not, or where nobody recorded it."""
-    limit = limits.of("waiting_share", sides.last, study).limit
-    for name, runs in (("this run", sides.new), ("the baseline", sides.base)):
-        shares = [t.waiting for one in runs for t in (*one.sets, *one.base_sets) if t.waiting is not None]
-        if shares and statistics.median(shares) > limit:
-            return (
-                f"the machine was busy: in {name} the engines' threads stood without a CPU for "
-                f"{statistics.median(shares):.0%} of the time, above {limit:.0%}"
-            )
-    return ""
+    return Own(arm=better(lambda ours, _: figure(ours)), no_sd=better(lambda _, base: figure(base)))
 
 
 def stage_text(base: Sequence[StageTotals], new: Sequence[StageTotals]) -> str:
@@ -418,12 +284,13 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
                 series=first.series,
                 quantity=first.quantity,
                 limit=max((t.limit for t in members), key=lambda row: row.limit),
+                own_limit=max((t.own_limit for t in members), key=lambda row: row.limit),
                 between=widest,
                 runs=first.runs,
                 found=found,
                 base=math.exp(statistics.fmean(math.log(t.base) for t in members)),
                 new=math.exp(statistics.fmean(math.log(t.new) for t in members)),
-                own=(statistics.fmean(own[0] for own in owns), statistics.fmean(own[1] for own in owns))
+                own=Own(arm=statistics.fmean(o.arm for o in owns), no_sd=statistics.fmean(o.no_sd for o in owns))
                 if owns
                 else None,
             )
@@ -433,37 +300,33 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
 
 def judged(tested: Sequence[Tested]) -> list[Finding]:
     """Holm over all gates at once, for the worse; and once more for the better."""
-    bounds = [log_limit(t) for t in tested]
+    bounds = [log_limit(t.limit.limit, t.quantity) for t in tested]
     worse = holm([t.found.p_worse(bound) for t, bound in zip(tested, bounds, strict=True)])
     better = holm([t.found.p_better(bound) for t, bound in zip(tested, bounds, strict=True)])
     return [finding(*each) for each in zip(tested, bounds, worse, better, strict=True)]
 
 
-def log_limit(tested: Tested) -> float:
-    """The relative limit on the log scale, in the direction that is worse."""
-    limit = tested.limit.limit
-    return -math.log(1 - limit) if tested.quantity.higher_is_better else math.log(1 + limit)
+def log_limit(limit: float, quantity: Quantity) -> float:
+    """A relative limit on the log scale, in the direction that is worse."""
+    return -math.log1p(-limit) if quantity.higher_is_better else math.log1p(limit)
 
 
 def finding(tested: Tested, bound: float, worse: float, better: float) -> Finding:
-    quantity, found = tested.quantity, tested.found
-    sign = -1 if quantity.higher_is_better else 1
-    low, high = sorted(math.expm1(sign * end) for end in found.interval())
-    change = math.expm1(sign * found.worse)
+    quantity, found, own = tested.quantity, tested.found, tested.own
+    low, high = sorted(math.expm1(quantity.worse * end) for end in found.interval())
+    change = math.expm1(quantity.worse * found.worse)
     large = tested.limit.absolute is None or abs(tested.new - tested.base) > tested.limit.absolute
     arm, why = tested.series.variant, ""
     verdict: Verdict = "PASS"
     if worse < SIGNIFICANCE and large:
         verdict = "REGRESSED"
-        if tested.own is not None and tested.own[1] > -tested.own[0]:
-            verdict, arm = "PASS", "no_sd"
-            why = (
-                f"it is no-SD that moved: its own figure is {describe(tested.own[1])}, "
-                f"{tested.series.variant}'s {describe(tested.own[0])}"
-            )
+        if own is not None and own.excuses(log_limit(tested.own_limit.limit, OWN_THROUGHPUT)):
+            verdict, why = "PASS", f"it is no-SD that moved: its own figure is {describe(own.no_sd)}, "
+            why += f"{arm}'s {describe(own.arm)}"
+            arm = "no_sd"
     elif better < SIGNIFICANCE and large:
         verdict = "IMPROVED"
-        if tested.own is not None and -tested.own[1] > tested.own[0]:
+        if own is not None and own.flatters:
             verdict, arm, why = "PASS", "no_sd", "it is no-SD that became slower"
     elif found.reach > bound:
         verdict = "UNSTABLE"

@@ -171,11 +171,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "invariant": bool(variant.plain),
             "eos": not session.study.ignore_eos,
             "first_of_variant": new,
-            "against": session.options.baseline is not None or session.options.base_python is not None,
+            "against": session.compares,
         }
         if any(traits[name] != value for name, value in wanted.items()):
             continue
         params.append(pytest.param(cell, id=cell.id, marks=hardware_marks(session, cell)))
+    if wanted.get("against") and not session.compares:
+        reason = "needs --sd-baseline or --sd-base-python; found neither; enable with --sd-baseline PATH: a run's "
+        reason += "folder, a baseline's file or a folder of baselines"
+        params.append(pytest.param(None, id="nothing", marks=pytest.mark.skip(reason=reason)))
     metafunc.parametrize("sd_cell", params, scope="session")
 
 
@@ -328,8 +332,8 @@ def sd_example(request: pytest.FixtureRequest) -> Scenario:
 
 
 @pytest.fixture
-def sd_against(sd_run: RunResults, request: pytest.FixtureRequest) -> Compared:
-    """The run against its baseline, or against the other build in the same rotations."""
+def sd_against(sd_result: CellResult, request: pytest.FixtureRequest) -> Compared:
+    """The run against its baseline, or against the other build; a cell that was not run is settled by `sd_result`."""
     from draftproof.errors import DraftproofError
 
     try:

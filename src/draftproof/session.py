@@ -15,7 +15,7 @@ import filelock
 import msgspec
 
 import draftproof
-from draftproof import baselines, results
+from draftproof import baselines, comparable, results
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.comparison import Compared, compare
 from draftproof.engines import ENGINES, LiveArm, open_engine
@@ -31,7 +31,7 @@ from draftproof.records import SCHEMA_VERSION, RunData, RunFolder, RunHeader, Se
 from draftproof.resolve import CatalogResolver, ReplayResolver
 from draftproof.runner import NO_MODEL, Resolver, Runner, log_name, start_request
 from draftproof.scenarios import Scenario
-from draftproof.snapshot import take
+from draftproof.snapshot import Snapshot, take
 from draftproof.spec import Cell, MatrixRow, Purpose, Study, Workload
 from draftproof.workloads import WorkloadUnavailable, file_workload
 
@@ -86,10 +86,10 @@ class Session:
         """Cell id -> skip reason: a workload that cannot be had here."""
         self.results: results.RunResults | None = None
         self.against: Compared | None = None
-        if options.baseline is not None and not options.baseline.exists():
-            raise rule(
-                "--sd-baseline", "a run's folder, a baseline's file or a folder of baselines", str(options.baseline)
-            )
+        path = options.baseline
+        self.baseline_folder = path is not None and path.is_dir() and not (path / "run.json").exists()
+        """Whether it is many baselines, of which the run's own is chosen."""
+        self.baseline: list[Snapshot] = self._read_baseline(path) if path is not None else []
 
     def _use_prompts(self, path: Path) -> None:
         """Every row of the study runs on the user's prompts instead of its workloads."""
@@ -100,6 +100,19 @@ class Session:
             rows.append(msgspec.structs.replace(row, workloads=[workload.name], claims_speedup=False))
         self.study = msgspec.structs.replace(self.study, matrix=rows)
         self.catalog.studies[self.study.name] = self.study
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is anything to compare the run with."""
+        return self.options.baseline is not None or "base" in self.pythons
+
+    def _read_baseline(self, path: Path) -> list[Snapshot]:
+        """Before anything runs, so that a file that cannot be read costs no hours."""
+        if not path.exists():
+            raise rule("--sd-baseline", "a run's folder, a baseline's file or a folder of baselines", str(path))
+        if self.baseline_folder:
+            return [run for found in baselines.everything(path) for run in found.snapshots]
+        return baselines.resolve(path, self.catalog)
 
     def hardware_gap(self, cell: Cell) -> str | None:
         """Why this machine cannot run the cell, else None. Records can be replayed anywhere."""
@@ -122,7 +135,10 @@ class Session:
         cells = list(selected)
         self._check_room(cells)
         for cell in cells:  # before hours are spent on what could not be judged
-            check_limits(self.catalog.thresholds.get(cell.hardware, []), cell)
+            rows = self.catalog.thresholds.get(cell.hardware, [])
+            check_limits(rows, cell)
+            if self.compares:
+                check_limits([row for row in rows if row.gating], cell, comparable.NEEDED)
         resolver = self._resolver(progress)
         self._check_engine()
         cells = self._available(cells, resolver)
@@ -219,21 +235,16 @@ class Session:
     def compared(self) -> Compared:
         """The finished run against its baseline; without one, against the other build in the same rotations.
 
-        Raises DraftproofError for a baseline that cannot be read and for a missing limit.
+        Raises DraftproofError where nothing ran.
         """
         if self.against is None:
             if self.folder is None or self.results is None:
                 raise DraftproofError("nothing ran that could be compared")
-            new = take(self.folder, self.results)
-            given = self.options.baseline
-            if given is None:
-                base = [take(self.folder, self.results, "base")]
-            elif given.is_dir() and not (given / "run.json").exists():
-                base = baselines.find(new, given)
-            else:
-                base = baselines.resolve(given, self.catalog)
-            rows = self.catalog.thresholds.get(new.hardware, [])
-            self.against = compare(base, [new], rows, same_run=given is None)
+            new, builds = take(self.folder, self.results), self.options.baseline is None
+            base = [take(self.folder, self.results, "base")] if builds else self.baseline
+            if self.baseline_folder:
+                base = [run for run in base if run.name == new.name]
+            self.against = compare(base, [new], self.catalog.thresholds.get(new.hardware, []), same_run=builds)
         return self.against
 
     def _nothing(self, why: str) -> results.RunResults:

@@ -50,6 +50,9 @@ class SetTotals(Kept, frozen=True, kw_only=True):
         for name in ("tokens", "seconds", "steps"):
             value = getattr(self, name)
             require(0 < value < math.inf, name, "positive and finite", value)
+        for name in ("num_drafts", "num_accepted_tokens"):
+            require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        require(self.waiting is None or 0 <= self.waiting < math.inf, "waiting", "at least 0, finite", self.waiting)
 
 
 class StageTotals(Kept, frozen=True, kw_only=True):
@@ -86,6 +89,16 @@ class Series(Kept, frozen=True, kw_only=True):
     reason: str = ""
     """Of the first of both that is red."""
 
+    def __post_init__(self) -> None:
+        beside = [base.prompts for base in self.base_sets]
+        paired = not beside or beside == [ours.prompts for ours in self.sets]
+        require(paired, "base_sets", "empty or of the same prompts as sets", beside)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it holds figures that may be compared."""
+        return bool(self.sets) and self.throughput != "FAILED"
+
     @property
     def id(self) -> str:
         return f"{self.target}-{self.variant}-{self.workload}-b{self.batch_size}"
@@ -120,6 +133,11 @@ class Snapshot(Kept, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """Names the runs that may be compared with each other: 12 hex digits of the digest of `held`."""
         return digest([self.hardware, self.held])[:12]
+
+    @property
+    def name(self) -> str:
+        """``<hardware>-<study>-<fingerprint>``: of its baseline, and of the baseline's file."""
+        return f"{self.hardware}-{self.study}-{self.fingerprint}"
 
 
 def take(folder: RunFolder, results: RunResults, build: Literal["new", "base"] = "new") -> Snapshot:

@@ -427,8 +427,8 @@ class Threshold(Entry, frozen=True, kw_only=True):
     absolute: float | None = None
     """Of limits on a change against a baseline: it must also be larger than this, in the metric's own unit."""
     between_run_sd: float = 0.0
-    """Of the same: what a run's mean moves with nothing changed (standard deviation, log scale); stands in until a
-    baseline holds three runs that show it."""
+    """Of the same: what a run's mean moves with nothing changed (standard deviation, log scale); what a baseline's own
+    runs show is weighed against it (`draftproof.analysis.moves.between_runs`)."""
     estimator: str
     gating: bool
     source: str
@@ -443,6 +443,9 @@ class Threshold(Entry, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(bool(self.source.strip()), "source", "where the limit comes from", self.source)
+        drop = self.metric.endswith("_drop")
+        require(not drop or 0 <= self.limit < 1, "limit", "a fraction from 0 to below 1", self.limit)
+        require(self.between_run_sd >= 0, "between_run_sd", "at least 0", self.between_run_sd)
 
     def covers(self, cell: Cell) -> bool:
         return (

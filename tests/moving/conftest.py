@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftproof.catalog import Catalog, load_catalog
+from tests.moving.running import ROOT, SUITES
 from tests.toy import Bench, Flip, ToyEngine, Where, with_study, write_catalog
 
 
@@ -58,3 +60,21 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Be
     reasons = {"partly": "its runner has no named scopes"}
     run.session(ToyEngine(speeds={"perfect": 0.5}, sigma=0.02, flips=flips, crashes=(crash,), no_stages=reasons))
     return run
+
+
+@pytest.fixture
+def suites(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project that holds the two suites and this one's pytest settings."""
+    for name in SUITES:
+        shutil.copytree(ROOT / name, pytester.path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", pytester.path / "pyproject.toml")
+    return pytester
+
+
+@pytest.fixture
+def any_python(tmp_path: Path) -> str:
+    """An interpreter that says yes to everything, so that no test asks for a vLLM here."""
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import draftproof
-import draftproof.cli as cli
 import draftproof.doctor as doctor
 from draftproof.hardware import Machine
 from draftproof.workloads import WorkloadUnavailable
+from tests.moving.running import invoke, run_main
 from tests.toy import Bench
 
 TARGETS = ("smollm2-135m", "llama3.1-8b", "qwen3-8b", "llama3-70b")
@@ -30,22 +29,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "import_datasets", absent)
     return tmp_path / "cache"
-
-
-def invoke(*arguments: str) -> tuple[int, str]:
-    """Exit status and everything printed."""
-    result = CliRunner().invoke(cli.app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
-def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["draftproof", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_help_says_how_studies_are_run() -> None:

@@ -113,7 +113,7 @@ def joint_df(parts: Sequence[tuple[float, float]]) -> float:
     total = sum(variance for variance, _ in parts)
     if total <= 0:
         return KNOWN_DF
-    return total**2 / sum(variance**2 / df for variance, df in parts)
+    return 1 / sum((variance / total) ** 2 / df for variance, df in parts)  # shares: squares of small ones underflow
 
 
 def upper_tail(t: float, df: float) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
@@ -31,8 +29,7 @@ def headline(found: Compared) -> str:
 
 def ordered(found: Compared) -> list[Finding]:
     """Red ones first, then what was not judged; geometric means lead each part."""
-    rank: Callable[[Finding], int] = lambda one: 0 if one.verdict in RED else 2 if one.verdict in GREEN else 1  # noqa: E731
-    return sorted(found.findings, key=rank)
+    return sorted(found.findings, key=lambda one: (one.verdict not in RED, one.verdict in GREEN))
 
 
 def lines(found: Compared) -> list[str]:

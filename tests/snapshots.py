@@ -1,0 +1,107 @@
+"""Snapshots of invented runs whose truth is known: each arm has a cost of a step and an acceptance length."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
+from draftproof.spec import Threshold
+
+TOKENS = 1000
+"""Output tokens of a prompt set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What is true of an arm."""
+
+    step_s: float = 0.01
+    length: float = 1.0
+    """Tokens of a step; without drafts 1."""
+    sigma: float = 0.01
+    """Log-normal noise of a prompt set's seconds."""
+    waiting: float | None = None
+    draft_s: float = 0.002
+    """Of a decode step, in stages blocks; the rest of the step is the target's forward pass."""
+
+    def totals(self, prompts: str, luck: str) -> SetTotals:
+        steps = round(TOKENS / self.length)
+        noise = random.Random(f"{luck}-{prompts}").gauss(0.0, self.sigma)
+        return SetTotals(
+            prompts=prompts,
+            tokens=TOKENS,
+            seconds=steps * self.step_s * math.exp(noise),
+            steps=steps,
+            num_drafts=steps if self.length > 1 else 0,
+            num_accepted_tokens=TOKENS - steps,
+            waiting=self.waiting,
+        )
+
+    def stages(self) -> StageTotals:
+        seconds = {"draft": 100 * self.draft_s, "verify": 100 * (self.step_s - self.draft_s), "prefill": 9.0}
+        return StageTotals(prompts="p0", decode_steps=100, seconds=seconds)
+
+
+NO_SD = Arm()
+NGRAM = Arm(step_s=0.012, length=2.0)
+"""1.67 times no-SD's throughput."""
+
+
+def make_series(arm: Arm | None = None, no_sd: Arm = NO_SD, *, luck: str = "", sets: int = 12, **fields: Any) -> Series:
+    """A cell's series: of `arm` beside `no_sd`, or of no-SD alone."""
+    prompts = [f"p{number}" for number in range(sets)]
+    base = [no_sd.totals(name, f"{luck}-no_sd-{fields.get('workload', 'w')}") for name in prompts]
+    ours = base if arm is None else [arm.totals(name, f"{luck}-{fields.get('workload', 'w')}") for name in prompts]
+    given: dict[str, Any] = {
+        "target": "t",
+        "variant": "no_sd" if arm is None else "ngram",
+        "workload": "w",
+        "batch_size": 2,
+        "held": {"dtype": "bfloat16", "threads": 2},
+        "sets": ours,
+        "base_sets": [] if arm is None else base,
+        "stages": [] if arm is None else [arm.stages()],
+        "throughput": "PASS",
+        "determinism": "PASS",
+    }
+    return Series(**(given | fields))
+
+
+def make_snapshot(run_id: str = "new", series: Sequence[Series] = (), **fields: Any) -> Snapshot:
+    given: dict[str, Any] = {
+        "study": "s",
+        "hardware": "cpu",
+        "taken": "2026-01-02T00:00:00Z",
+        "command": ["pytest"],
+        "git_commit": None,
+        "git_dirty": None,
+        "versions": {"vllm": "1"},
+        "held": {"cpu": "a CPU", "seed": 7},
+    }
+    return Snapshot(run_id=run_id, series=list(series), **(given | fields))
+
+
+def make_run(run_id: str = "new", arm: Arm = NGRAM, no_sd: Arm = NO_SD, *, sets: int = 12, **fields: Any) -> Snapshot:
+    """A run of no-SD and one variant on one workload; its luck follows from its id."""
+    cells = [make_series(None, no_sd, luck=run_id, sets=sets), make_series(arm, no_sd, luck=run_id, sets=sets)]
+    return make_snapshot(run_id, cells, **fields)
+
+
+LIMITS: dict[str, dict[str, float]] = {
+    "pairs": {"limit": 12},
+    "acceptance_drop": {"limit": 0.03, "absolute": 0.03},
+    "system_cost_rise": {"limit": 0.05, "absolute": 0.03, "between_run_sd": 0.01},
+    "speedup_drop": {"limit": 0.05, "absolute": 0.03, "between_run_sd": 0.01},
+    "throughput_drop": {"limit": 0.1, "absolute": 0.5, "between_run_sd": 0.03},
+    "waiting_share": {"limit": 0.1},
+}
+
+
+def make_limits(**changes: dict[str, Any]) -> list[Threshold]:
+    """All rows that a comparison needs; ``speedup_drop={"limit": 0.1}`` changes fields of one."""
+    said: dict[str, Any] = {"estimator": "", "gating": True, "source": "a test"}
+    return [Threshold(**({"metric": metric} | said | row | changes.get(metric, {}))) for metric, row in LIMITS.items()]
