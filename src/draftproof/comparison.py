@@ -247,11 +247,9 @@ def compare(
     ]
     findings: list[Finding] = []
     tested: list[Tested] = []
+    base_series, new_series = by_id(base), by_id(new)
     for series in latest.series:
-        sides = Sides(
-            base=[one for run in base for one in run.series if one.id == series.id],
-            new=[one for run in new for one in run.series if one.id == series.id],
-        )
+        sides = Sides(base=base_series.get(series.id, []), new=new_series[series.id])
         gates = SPECULATIVE if series.speculative else PLAIN
         if (refused := refusal(sides, unlike, limits, latest.study)) is not None:
             findings += [unjudged(series, quantity, *refused) for quantity in gates]
@@ -266,7 +264,7 @@ def compare(
     findings += judged(tested)
     order = {series.id: index for index, series in enumerate(latest.series)}
     findings.sort(key=lambda finding: order.get(finding.place, -1))  # geometric means first
-    missing = list(dict.fromkeys(one.id for run in base for one in run.series if one.id not in order))
+    missing = [name for name in base_series if name not in order]
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
@@ -275,6 +273,15 @@ def compare(
         findings=findings,
         notes=[f"only in the baseline: {', '.join(missing)}"] if missing else [],
     )
+
+
+def by_id(runs: Sequence[Snapshot]) -> dict[str, list[Series]]:
+    """Cell's id -> that cell in each run that holds it."""
+    found: dict[str, list[Series]] = {}
+    for run in runs:
+        for series in run.series:
+            found.setdefault(series.id, []).append(series)
+    return found
 
 
 def refusal(sides: Sides, unlike: list[str], limits: Limits, study: str) -> tuple[Verdict, str] | None:
@@ -348,11 +355,11 @@ def figures(series: Series, quantity: Quantity) -> dict[str, float]:
 def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> tuple[float, float]:
     """How much better the arm's and no-SD's own figure became, in logs."""
     assert quantity.own is not None
-    own = quantity.own
+    own, common = quantity.own, set(shared)
 
     def mean(runs: Iterable[Series], pick: Callable[[Series], list[SetTotals]]) -> float:
         return statistics.fmean(
-            math.log(own(totals)) for one in runs for totals in pick(one) if totals.prompts in shared
+            math.log(own(totals)) for one in runs for totals in pick(one) if totals.prompts in common
         )
 
     sign = 1 if quantity.higher_is_better else -1

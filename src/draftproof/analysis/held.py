@@ -53,6 +53,8 @@ def changed(earlier: ArmLine, now: ArmLine) -> list[str]:
 
 def differences(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Fields that differ, as ``field: reference -> other``, sorted."""
+    if reference == other:  # nearly always, and DeepDiff takes a millisecond to say so
+        return []
     from deepdiff import DeepDiff
 
     difference = DeepDiff(reference, other, view="tree")
