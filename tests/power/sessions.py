@@ -21,6 +21,7 @@ Array = npt.NDArray[np.float64]
 Order = Literal["rotations", "arm after arm"]
 """What the runner does, and what a benchmark does that starts one arm, measures it, and starts the next."""
 
+TARGET = "toy"
 PLAIN = "no_sd"
 VARIANTS = ("ngram", "draft_model", "eagle3")
 ARMS = (PLAIN, *VARIANTS)
@@ -211,7 +212,7 @@ def snapshot_of(run_id: str, seconds: Array, steps: Array, drafts: Array, accept
             ]
         series += [
             Series(
-                target="toy",
+                target=TARGET,
                 variant=arm,
                 workload=workload,
                 batch_size=size,
