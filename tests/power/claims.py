@@ -1,0 +1,214 @@
+"""What is claimed of the gate, counted over simulated sessions. `tools/gate_power.py` prints it, the tests bound it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from draftproof.analysis.stats import wilson
+from draftproof.comparison import Compared, Finding, GateName, compare, mean_place
+from draftproof.gate import GREEN, Verdict
+from draftproof.spec import Threshold
+from tests.power.sessions import ARMS, CLEAN, PLAIN, TARGET, VARIANTS, Fault, Noise, Order, builds, deal, run
+
+VICTIM = VARIANTS[1]
+"""The variant that a fault of one variant is planted in."""
+CELL = f"{TARGET}-{VICTIM}-chat-b4"
+SLOWDOWNS = (0.05, 0.075, 0.1, 0.15, 0.2)
+PAIRS = (4, 8, 12, 16, 24, 48)
+
+Seen = Callable[[Finding], bool]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session is compared with what came before."""
+
+    noise: Noise = Noise()
+    base_runs: int = 1
+    """0: with the other build of the same rotations."""
+    pairs: int = 12
+    order: Order = "rotations"
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions in which something was seen."""
+
+    count: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        return self.count / self.of
+
+    def __str__(self) -> str:
+        low, high = wilson(self.count, self.of)
+        return f"{self.value:6.1%} [{low:.1%}, {high:.1%}]"
+
+
+def compared(
+    rows: Sequence[Threshold], sessions: int, seed: int, setting: Setting, fault: Fault = CLEAN
+) -> Iterator[Compared]:
+    """Sessions with `fault` against clean ones, each pair with prompts of its own."""
+    for number in range(sessions):
+        rng = np.random.default_rng([seed, number])
+        prompts = deal(rng, setting.pairs)
+        if setting.base_runs:
+            base = [
+                run(rng, prompts, setting.noise, order=setting.order, run_id=f"base{index}")
+                for index in range(setting.base_runs)
+            ]
+            new = run(rng, prompts, setting.noise, fault, order=setting.order)
+            yield compare(base, [new], rows)
+        else:
+            old, new = builds(rng, prompts, setting.noise, {"base": CLEAN, "new": fault}, order=setting.order)
+            yield compare([old], [new], rows, same_run=True)
+
+
+def tally(sessions: Iterable[Compared], **seen: Seen) -> dict[str, Share]:
+    """In how many sessions any finding is one of those asked for."""
+    counts = dict.fromkeys(seen, 0)
+    total = 0
+    for session in sessions:
+        total += 1
+        for name, asked in seen.items():
+            counts[name] += any(map(asked, session.findings))
+    return {name: Share(count=count, of=total) for name, count in counts.items()}
+
+
+def says(
+    verdict: Verdict, *arms: str, gate: GateName | None = None, mean: bool | None = None, place: str | None = None
+) -> Seen:
+    """A finding with this verdict on any of these arms, at this gate; `mean`: of all cells, or of one."""
+
+    def asked(finding: Finding) -> bool:
+        return (
+            finding.verdict == verdict
+            and (not arms or finding.arm in arms)
+            and (gate is None or finding.gate == gate)
+            and (mean is None or finding.place.endswith("geometric mean") == mean)
+            and (place is None or finding.place == place)
+        )
+
+    return asked
+
+
+def put_down_to_no_sd(finding: Finding) -> bool:
+    """A ratio whose change is said to be no-SD's."""
+    return finding.arm == PLAIN and finding.gate == "system"
+
+
+def not_green(finding: Finding) -> bool:
+    return finding.verdict not in GREEN
+
+
+def false_alarms(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 1) -> dict[str, Share]:
+    """Nothing was changed."""
+    return tally(
+        compared(rows, sessions, seed, setting),
+        regressed=says("REGRESSED"),
+        improved=says("IMPROVED"),
+        not_green=not_green,
+    )
+
+
+def at_the_limit(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 2) -> dict[str, Share]:
+    """All variants are slower by as much as is allowed: where the test errs most often."""
+    limit = next(row.limit for row in rows if row.metric == "system_cost_rise")
+    fault = Fault(seconds=dict.fromkeys(VARIANTS, 1 + limit))
+    return tally(compared(rows, sessions, seed, setting, fault), regressed=says("REGRESSED"))
+
+
+def power(
+    rows: Sequence[Threshold], sessions: int, setting: Setting, slowdown: float, seed: int = 3
+) -> dict[str, Share]:
+    """One variant is slower, in all its cells: is it found at all, in its geometric mean, in one given cell?"""
+    fault = Fault(seconds={VICTIM: 1 + slowdown})
+    return tally(
+        compared(rows, sessions, seed, setting, fault),
+        found=says("REGRESSED", VICTIM),
+        mean=says("REGRESSED", VICTIM, mean=True),
+        cell=says("REGRESSED", VICTIM, place=CELL),
+        others=says("REGRESSED", *(variant for variant in VARIANTS if variant != VICTIM)),
+        drafter=says("REGRESSED", gate="drafter"),
+        put_down_to_no_sd=put_down_to_no_sd,
+    )
+
+
+def names(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 4) -> dict[str, dict[str, Share]]:
+    """Planted fault -> how often it goes by its right name, and by a wrong one."""
+    sped_up = 1 / 1.15
+
+    def count(fault: Fault, **seen: Seen) -> dict[str, Share]:
+        return tally(compared(rows, sessions, seed, setting, fault), **seen)
+
+    return {
+        "one variant's seconds +15 %": count(
+            Fault(seconds={VICTIM: 1.15}),
+            right=says("REGRESSED", VICTIM, gate="system"),
+            wrong=says("REGRESSED", gate="drafter"),
+            put_down_to_no_sd=put_down_to_no_sd,
+        ),
+        "one variant's acceptance length -15 %": count(
+            Fault(acceptance={VICTIM: 0.85}),
+            right=says("REGRESSED", VICTIM, gate="drafter"),
+            wrong=says("REGRESSED", gate="system"),
+        ),
+        "all variants' seconds +15 %": count(
+            Fault(seconds=dict.fromkeys(VARIANTS, 1.15)),
+            right=says("REGRESSED", *VARIANTS, gate="system"),
+            wrong=says("REGRESSED", gate="drafter"),
+            put_down_to_no_sd=put_down_to_no_sd,
+        ),
+        "no-SD 15 % faster": count(
+            Fault(seconds={PLAIN: sped_up}),
+            right=put_down_to_no_sd,
+            wrong=says("REGRESSED", *VARIANTS),
+        ),
+        "no-SD's seconds +15 %": count(
+            Fault(seconds={PLAIN: 1.15}),
+            right=says("REGRESSED", PLAIN),
+            wrong=says("IMPROVED"),
+            put_down_to_no_sd=put_down_to_no_sd,
+        ),
+        "all arms' seconds +10 %": count(
+            Fault(machine=1.1),
+            right=says("REGRESSED", PLAIN),
+            wrong=says("REGRESSED", *VARIANTS),
+        ),
+    }
+
+
+class Drifted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drift during the new run does to the geometric mean of the last arm's step over no-SD's."""
+
+    bias: float
+    """Mean of the estimated change; nothing was changed."""
+    misses: Share
+    """Sessions whose 95 % interval does not hold 0."""
+    verdicts: Share
+    """Sessions in which anything is REGRESSED or IMPROVED."""
+
+
+def drifted(rows: Sequence[Threshold], sessions: int, setting: Setting, drift: float, seed: int = 5) -> Drifted:
+    """The new run drifts, the baseline did not."""
+    changes, misses, verdicts = [], 0, 0
+    for number in range(sessions):
+        rng = np.random.default_rng([seed, number])
+        prompts = deal(rng, setting.pairs)
+        base = run(rng, prompts, setting.noise, order=setting.order, run_id="base")
+        drifting = msgspec.structs.replace(setting.noise, drift=drift)
+        said = compare([base], [run(rng, prompts, drifting, order=setting.order)], rows)
+        [mean] = [one for one in said.of(mean_place(TARGET, ARMS[-1])) if one.gate == "system"]
+        assert mean.change is not None
+        assert mean.low is not None
+        assert mean.high is not None
+        changes.append(mean.change)
+        misses += not mean.low <= 0 <= mean.high
+        verdicts += any(one.verdict in ("REGRESSED", "IMPROVED") for one in said.findings)
+    return Drifted(
+        bias=float(np.mean(changes)),
+        misses=Share(count=misses, of=sessions),
+        verdicts=Share(count=verdicts, of=sessions),
+    )
