@@ -55,6 +55,37 @@ def test_the_length_is_one_more_than_the_sum_of_the_positions() -> None:
     assert found.length == pytest.approx(1 + sum(found.per_position))
 
 
+def test_a_requests_length_weighs_the_same_however_long_it_is() -> None:
+    """By hand: 1 + 9/3 and 1 + 1/1 have a mean of 3, pooled they are 1 + 10/4; a request without a draft has none."""
+    found = acceptance_of([make_block()], [make_output(13, [3, 3, 3]), make_output(3, [1]), make_output(5)])
+    assert found is not None
+    assert found.per_request is not None
+    assert found.per_request.requests == 2
+    assert found.per_request.mean == pytest.approx(3.0)
+    assert found.per_request.quartiles == pytest.approx((2.5, 3.0, 3.5))
+
+
+def test_without_a_drafted_step_no_request_has_a_length() -> None:
+    found = acceptance_of([make_block()], [make_output(5)])
+    assert found is not None
+    assert found.per_request is None
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=1, max_size=12))
+def test_lengths_of_requests_lie_where_those_of_steps_do(accepted: list[list[int]]) -> None:
+    """From 1 to k + 1, quartiles in order; requests with equally many steps give the pooled length as their mean."""
+    outputs = [make_output(20, steps) for steps in accepted]
+    found = acceptance_of([make_block()], outputs)
+    assert found is not None
+    assert found.per_request is not None
+    first, median, third = found.per_request.quartiles
+    assert 1 <= first <= median <= third <= 4
+    assert 1 <= found.per_request.mean <= 4 + 1e-9
+    if len({len(steps) for steps in accepted}) == 1:
+        pooled = 1 + sum(map(sum, accepted)) / sum(map(len, accepted))
+        assert found.per_request.mean == pytest.approx(pooled)
+
+
 def test_without_blocks_there_is_no_acceptance() -> None:
     assert acceptance_of([], []) is None
 

@@ -10,6 +10,7 @@ import pytest
 
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.errors import DraftproofError
+from draftproof.gate import BY_PAPER
 from draftproof.plan import build_plan
 from draftproof.spec import Study
 
@@ -324,20 +325,81 @@ def test_data_sets_are_the_papers(
     assert (entry.dataset, entry.subset, entry.split, entry.shuffle_seed) == (dataset, subset, split, 42)
 
 
-def test_each_point_of_figure_1_informs_its_cell_once(shipped: Catalog) -> None:
-    """arXiv 2601.11580, Figure 1: 156 points, none of which gates, and some of their values."""
+def figure_1(catalog: Catalog) -> dict[Shape, float]:
+    """The rows that hold the paper's Figure 1, by cell."""
+    return {
+        (*row.targets, *row.variants, *row.workloads, *row.batch_sizes): row.limit  # type: ignore[misc]
+        for rows in catalog.thresholds.values()
+        for row in rows
+        if row.metric == BY_PAPER
+    }
+
+
+def test_each_point_of_figure_1_gates_its_cell_once(shipped: Catalog) -> None:
+    """arXiv 2601.11580, Figure 1: 156 points, in the paper's own study alone, each with the stated tolerance."""
     drawn: dict[Shape, float] = {}
-    for cell in shipped.study_cells("paper-fig1"):
-        if cell.variant != "no_sd":
-            rows = [r for r in shipped.thresholds[cell.hardware] if r.metric == "speedup" and r.covers(cell)]
-            assert [row.gating for row in rows] == [False], cell.id
-            drawn[cell.target, cell.variant, cell.workload, cell.batch_size] = rows[0].limit
+    for study in shipped.studies:
+        for cell in shipped.study_cells(study):
+            rows = [r for r in shipped.thresholds[cell.hardware] if r.metric == BY_PAPER and r.covers(cell)]
+            if study == "paper-fig1" and cell.variant != "no_sd":
+                assert [(row.gating, row.tolerance) for row in rows] == [(True, 0.10)], cell.id
+                drawn[cell.target, cell.variant, cell.workload, cell.batch_size] = rows[0].limit
+            else:
+                assert not rows, cell.id
+    assert drawn == figure_1(shipped)
     assert len(drawn) == 156
+    assert sum(drawn.values()) == pytest.approx(232.864)
     assert drawn["llama3.1-8b", "ngram_k5", "instructcoder", 1] == 2.099
     assert drawn["llama3.1-8b", "eagle", "gsm8k", 128] == 1.214
     assert drawn["llama3-70b", "draft_model", "instructcoder", 1] == 2.548
     assert drawn["qwen3-8b", "draft_model", "sharegpt", 128] == 0.912
     assert drawn["qwen3-8b", "ngram", "gsm8k", 128] == 0.994
+
+
+def test_floors_of_the_nightly_study_claim_less_than_the_paper_drew(shipped: Catalog) -> None:
+    """Each speculative cell has one, at least a fifth below the least of its pair and batch size in Figure 1."""
+    drawn = figure_1(shipped)
+    for cell in shipped.study_cells("nightly-h100"):
+        if cell.variant == "no_sd":
+            continue
+        rows = [r for r in shipped.thresholds[cell.hardware] if r.metric == "speedup" and r.gating and r.covers(cell)]
+        least = min(v for (t, n, _, b), v in drawn.items() if (t, n, b) == (cell.target, cell.variant, cell.batch_size))
+        assert len(rows) == 1, cell.id
+        assert 0.79 * least < rows[0].floor <= 0.8 * least, cell.id
+        assert rows[0].reason
+
+
+def test_no_variant_of_the_embedded_target_may_be_slower_than_its_floor(shipped: Catalog) -> None:
+    """Every speculative cell of the two studies of speed has one, lower in larger batches and below 1."""
+    for study in ("default", "grid-cpu"):
+        for cell in shipped.study_cells(study):
+            rows = [r for r in shipped.thresholds["cpu"] if r.metric == "speedup" and r.gating and r.covers(cell)]
+            if cell.variant == "no_sd":
+                assert not rows
+                continue
+            floors = [row.floor for row in rows if row.claims_speedup is None]
+            assert floors == [{1: 0.69, 4: 0.47, 16: 0.45, 64: 0.41}[cell.batch_size]], cell.id
+            assert [row.floor for row in rows if row.claims_speedup] == [1.0] * cell.claims_speedup, cell.id
+
+
+def test_every_limit_that_names_its_cells_covers_one(shipped: Catalog) -> None:
+    """Names alone may exist and fit no cell together: such a row would never be met."""
+    cells = [cell for study in shipped.studies for cell in shipped.study_cells(study)]
+    for hardware, rows in shipped.thresholds.items():
+        for row in rows:
+            if row.studies or row.targets or row.variants or row.workloads or row.batch_sizes:
+                assert any(row.covers(cell) for cell in cells if cell.hardware == hardware), row
+
+
+def test_the_grid_goes_from_one_request_to_64(shipped: Catalog) -> None:
+    """All of the paper's variants and the measured bound, at each batch size."""
+    cells = shipped.study_cells("grid-cpu")
+    assert {(c.variant, c.batch_size) for c in cells} == {
+        (variant, size)
+        for variant in ("no_sd", "ngram", "draft_model", "eagle", "eagle3", "mtp", "oracle")
+        for size in (1, 4, 16, 64)
+    }
+    assert {c.output_tokens for c in cells if c.batch_size == 64} == {32}
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -427,6 +489,26 @@ REFUSED = {
     "limit for an unknown workload": (
         {"thresholds__cpu": THRESHOLD + 'workloads = ["chatt"]'},
         ["thresholds/cpu.toml", "workloads", "'chatt'", "known: ", "chat"],
+    ),
+    "unknown name in the second limit of a file": (
+        {"thresholds__cpu": THRESHOLD + THRESHOLD + 'targets = ["smollm3"]'},
+        ["thresholds/cpu.toml: threshold[1].targets", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "a limit that is no number": (
+        {"thresholds__cpu": THRESHOLD.replace("= 1.0", "= nan")},
+        ["thresholds/cpu.toml", "limit must be a finite number", "got nan", "threshold[0]"],
+    ),
+    "a limit without bound": (
+        {"thresholds__cpu": THRESHOLD.replace("= 1.0", "= -inf")},
+        ["thresholds/cpu.toml", "limit must be a finite number", "got -inf", "threshold[0]"],
+    ),
+    "negative tolerance": (
+        {"thresholds__cpu": THRESHOLD + "tolerance = -0.1"},
+        ["thresholds/cpu.toml", "tolerance must be a fraction from 0 to below 1", "got -0.1", "threshold[0]"],
+    ),
+    "a tolerance that is no number": (
+        {"thresholds__cpu": THRESHOLD + "tolerance = nan"},
+        ["thresholds/cpu.toml", "tolerance must be a fraction from 0 to below 1", "got nan"],
     ),
     "limits of unknown hardware": (
         {"thresholds__abacus": THRESHOLD},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import pytest
@@ -10,6 +11,7 @@ from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.stats import Ratio
 from draftproof.errors import DraftproofError
 from draftproof.gate import (
+    BY_PAPER,
     NEEDED,
     Excess,
     Judgement,
@@ -42,13 +44,20 @@ def make_ratio(low: float, high: float) -> Ratio:
 def throughput(
     speedup: Ratio | None,
     *limits: Threshold,
+    by_paper: Ratio | None = None,
     failures: list[FailureLine] | None = None,
     unlike: list[str] | None = None,
     cell: Cell | None = None,
     needs_speedup: bool = True,
 ) -> tuple[Verdict, str]:
     found = judge_throughput(
-        cell or make_cell(), speedup, list(limits), failures or [], unlike or [], needs_speedup=needs_speedup
+        cell or make_cell(),
+        speedup,
+        list(limits),
+        failures or [],
+        unlike or [],
+        needs_speedup=needs_speedup,
+        by_paper=by_paper,
     )
     return found.verdict, found.reason
 
@@ -183,6 +192,47 @@ def test_arms_that_differ_in_a_held_field_are_not_compared() -> None:
 def test_a_failure_goes_before_a_difference_of_settings() -> None:
     """An arm that did not run has no settings to compare."""
     assert throughput(None, failures=[make_failure()], unlike=["dtype"])[0] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("high", "tolerance", "verdict"),
+    [
+        (1.34, 0.0, "REGRESSED"),
+        (1.35, 0.0, "PASS"),
+        (1.34, 0.1, "PASS"),
+        (1.22, 0.1, "PASS"),
+        (1.21, 0.1, "REGRESSED"),
+    ],
+)
+def test_the_papers_figure_is_a_floor_of_the_papers_estimator(high: float, tolerance: float, verdict: Verdict) -> None:
+    """Its upper end against the limit less the tolerance; our own estimator's figure neither saves nor sinks it."""
+    row = make_limit(1.35, metric=BY_PAPER, tolerance=tolerance, source="Figure 1")
+    for ours in (make_ratio(0.1, 0.2), make_ratio(3, 4)):
+        assert throughput(ours, row, by_paper=make_ratio(1.1, high))[0] == verdict
+    said = throughput(make_ratio(3, 4), row, by_paper=make_ratio(1.1, high))[1]
+    assert "speedup by the paper's estimator" in said
+    assert ("1.35 less 10 %" in said) == (tolerance > 0)
+
+
+def test_tolerance_holds_for_our_estimator_as_well() -> None:
+    row = make_limit(1.0, tolerance=0.1)
+    assert throughput(make_ratio(0.8, 0.91), row)[0] == "PASS"
+    assert throughput(make_ratio(0.8, 0.89), row)[0] == "REGRESSED"
+
+
+@pytest.mark.parametrize("by_paper", [None, make_ratio(0.0, math.inf)])
+def test_without_survivors_the_papers_figure_is_not_judged(by_paper: Ratio | None) -> None:
+    """Never passed; what our own estimator shows to be too slow is a regression all the same."""
+    paper, own = make_limit(1.35, metric=BY_PAPER), make_limit(1.0)
+    assert throughput(make_ratio(2, 3), paper, own, by_paper=by_paper)[0] == "INSUFFICIENT"
+    assert throughput(make_ratio(0.1, 0.2), paper, own, by_paper=by_paper)[0] == "REGRESSED"
+
+
+def test_the_papers_figure_informs_where_it_does_not_gate() -> None:
+    row = make_limit(1.5, gating=False, metric=BY_PAPER, source="Figure 1", estimator="means")
+    assert throughput(make_ratio(0.1, 0.2), row, by_paper=make_ratio(0.1, 0.2))[0] == "NO_BASELINE"
+    told = informing(make_cell(), {BY_PAPER: make_ratio(1.2, 1.26)}, [row])
+    assert told == ["speedup by the paper's estimator 1.23 [1.20, 1.26] beside 1.5 (Figure 1; means)"]
 
 
 # -- determinism -----------------------------------------------------------------------------------------------------
@@ -350,7 +400,8 @@ def test_limits_that_inform_are_told_beside_the_figure() -> None:
         make_limit(1.7, gating=False, workloads=["other"]),
         make_limit(2.5, gating=False, metric="acceptance_length"),
     ]
-    assert informing(make_cell(), {"speedup": 1.234}, rows) == ["speedup 1.234 beside 1.5 (the paper; mean of ratios)"]
+    told = ["speedup 1.23 [1.20, 1.26] beside 1.5 (the paper; mean of ratios)"]
+    assert informing(make_cell(), {"speedup": make_ratio(1.2, 1.26)}, rows) == told
     assert informing(make_cell(), {"speedup": None}, rows) == []
     assert informing(make_cell(), {}, rows) == []
 

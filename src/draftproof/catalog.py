@@ -110,6 +110,7 @@ def load_catalog(*overlays: Path) -> Catalog:
     """Our entries with the user's laid over them: a later layer replaces an entry of the same name."""
     merged: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     thresholds: dict[str, list[Threshold]] = {}
+    rows_at: dict[str, list[str]] = {}
     folders: dict[str, Path] = {}
     origins: dict[tuple[str, str], Path] = {}
     for layer in (fixtures_folder(), *overlays):
@@ -133,13 +134,18 @@ def load_catalog(*overlays: Path) -> Catalog:
                 folders[f"{kind}/{entry.name}"] = path.parent
                 origins[kind, entry.name] = path
         for path in sorted((layer / "thresholds").glob("*.toml")):
-            thresholds.setdefault(path.stem, []).extend(read_entry(path, ThresholdFile).threshold)
+            rows = read_entry(path, ThresholdFile).threshold
+            thresholds.setdefault(path.stem, []).extend(rows)
+            rows_at.setdefault(path.stem, []).extend(
+                f"{short(path)}: threshold[{number}]." for number in range(len(rows))
+            )
     merged["variants"] = {
         name: invariant(entry, merged["variants"], origins["variants", name])
         for name, entry in merged["variants"].items()
     }
     catalog = Catalog(**merged, thresholds=thresholds, folders=folders)
     check_references(catalog, origins)
+    check_thresholds(catalog, rows_at)
     return catalog
 
 
@@ -276,17 +282,19 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
                         f"{short(origins[owner])}: {place}variants: {name!r} has no drafter for target {row.target!r}; "
                         f'known: {", ".join(sorted(drafters))}; add [drafters."{row.target}"] to variants/{name}.toml'
                     )
-    for name, rows in catalog.thresholds.items():
-        if name not in catalog.hardware:
-            raise DraftproofError(f"thresholds/{name}.toml: {unknown('file name', name, catalog.hardware)}")
-        for number, row_ in enumerate(rows):
+
+
+def check_thresholds(catalog: Catalog, rows_at: dict[str, list[str]]) -> None:
+    """Every name that a limit selects by must exist; `rows_at`: file and place of each hardware's rows."""
+    for hardware, rows in catalog.thresholds.items():
+        if hardware not in catalog.hardware:
+            raise DraftproofError(f"thresholds/{hardware}.toml: {unknown('file name', hardware, catalog.hardware)}")
+        for row, place in zip(rows, rows_at[hardware], strict=True):
             for kind in ("studies", "targets", "variants", "workloads"):
-                for value in getattr(row_, kind):
-                    if value not in getattr(catalog, kind):
-                        raise DraftproofError(
-                            f"thresholds/{name}.toml: threshold[{number}]."
-                            f"{unknown(kind, value, getattr(catalog, kind))}"
-                        )
+                known = getattr(catalog, kind)
+                for name in getattr(row, kind):
+                    if name not in known:
+                        raise DraftproofError(f"{place}{unknown(kind, name, known)}")
 
 
 def short(path: Path) -> str:

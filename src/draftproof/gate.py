@@ -60,6 +60,13 @@ def incomparable(unlike: list[str]) -> Judgement | None:
     return Judgement(verdict="INCOMPARABLE", reason="held fields differ from no-SD's: " + "; ".join(unlike))
 
 
+BY_PAPER = "paper_speedup"
+"""Metric of limits on the speedup by the estimator of arXiv 2601.11580."""
+
+TOLD = {"speedup": "speedup", BY_PAPER: "speedup by the paper's estimator"}
+"""Metric -> its name in a reason; all that `judge_throughput` judges."""
+
+
 def judge_throughput(
     cell: Cell,
     speedup: Ratio | None,
@@ -68,8 +75,9 @@ def judge_throughput(
     unlike: list[str],
     *,
     needs_speedup: bool,
+    by_paper: Ratio | None = None,
 ) -> Judgement:
-    """The speedup's interval against the gating limits that cover the cell."""
+    """The speedup's intervals, by our estimator and by the paper's, against the gating limits that cover the cell."""
     broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
@@ -79,16 +87,28 @@ def judge_throughput(
         return Judgement(verdict="INSUFFICIENT", reason=f"the interval of the speedup is not finite: {show(speedup)}")
     if speedup is None:
         return Judgement(verdict="INSUFFICIENT", reason="fewer than two finished pairs: no interval, so no figure")
-    rows = [row for row in limits if row.metric == "speedup" and row.gating and row.covers(cell)]
+    rows = [row for row in limits if row.metric in TOLD and row.gating and row.covers(cell)]
     if not rows:
         return Judgement(verdict="NO_BASELINE", reason="shown, not judged: no gating limit covers this cell")
+    values = {"speedup": speedup, BY_PAPER: by_paper}
+    missing, held = [], []
     for row in rows:
-        if speedup.high < row.limit:
-            return Judgement(
-                verdict="REGRESSED",
-                reason=f"speedup {show(speedup)} lies wholly below {row.limit:g} ({row.source})",
-            )
-    return Judgement(verdict="PASS", reason=f"speedup {show(speedup)} does not lie wholly below {rows[0].limit:g}")
+        value, what = values[row.metric], TOLD[row.metric]
+        if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
+            missing.append(f"{what}: no interval to hold against {floor_text(row)} ({row.source})")
+        elif value.high < row.floor:
+            reason = f"{what} {show(value)} lies wholly below {floor_text(row)} ({row.source})"
+            return Judgement(verdict="REGRESSED", reason=reason)
+        else:
+            held.append(f"{what} {show(value)} does not lie wholly below {floor_text(row)}")
+    if missing:
+        return Judgement(verdict="INSUFFICIENT", reason="; ".join(missing))
+    return Judgement(verdict="PASS", reason="; ".join(held))
+
+
+def floor_text(row: Threshold) -> str:
+    """A limit that must not be fallen below, with its tolerance."""
+    return f"{row.limit:g}" + (f" less {100 * row.tolerance:g} %" if row.tolerance else "")
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,13 +255,14 @@ def check_limits(limits: list[Threshold], cell: Cell, metrics: Sequence[str] = N
         limit_of(limits, metric, cell)
 
 
-def informing(cell: Cell, values: dict[str, float | None], limits: list[Threshold]) -> list[str]:
+def informing(cell: Cell, values: dict[str, Ratio | None], limits: list[Threshold]) -> list[str]:
     """Sentences on the limits that inform but do not gate."""
     sentences = []
     for row in limits:
         value = values.get(row.metric)
         if not row.gating and value is not None and row.covers(cell):
-            sentences.append(f"{row.metric} {value:.3f} beside {row.limit:g} ({row.source}; {row.estimator})")
+            told = TOLD.get(row.metric, row.metric)
+            sentences.append(f"{told} {show(value)} beside {row.limit:g} ({row.source}; {row.estimator})")
     return sentences
 
 

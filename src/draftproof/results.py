@@ -6,9 +6,12 @@ import msgspec
 
 from draftproof import gate, tables
 from draftproof.analysis.acceptance import Acceptance, acceptance_of, soundness
+from draftproof.analysis.decay import Decay, Point, decay_of
 from draftproof.analysis.health import DraftHealth, draft_invariants, one_token_alarms, step_invariants, tally_gap
 from draftproof.analysis.held import unlike
+from draftproof.analysis.latency import Latency, latency_of
 from draftproof.analysis.pairs import speed_pairs
+from draftproof.analysis.paperratio import PaperBlock, paper_ratio
 from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
 from draftproof.determinism import (
@@ -26,6 +29,7 @@ from draftproof.records import (
     BlockLine,
     FailureLine,
     NoiseLine,
+    Output,
     RunFolder,
     UnitKey,
 )
@@ -47,6 +51,11 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Ratio | None
     build_ratio: Ratio | None
     """Throughput of this build over the base build's, where the run has two."""
+    paper_ratio: Ratio | None = None
+    """The speedup by the estimator of arXiv 2601.11580 (`draftproof.analysis.paperratio`)."""
+    latency: Latency | None = None
+    base_latency: Latency | None = None
+    """Of the no-SD arm on the same prompts."""
     acceptance: Acceptance | None
     sameness: Sameness | None
     stages: StageSums | None
@@ -95,6 +104,8 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str]
     """Cell id -> why it was not run."""
     notes: list[str]
+    decays: list[Decay] = []
+    """Speedups over batch sizes, where a variant has several."""
 
 
 def analyse(
@@ -139,7 +150,20 @@ def analyse(
         arms=data.arms,
         skipped=skipped or {},
         notes=notes,
+        decays=decays(cells),
     )
+
+
+def decays(cells: list[CellResult]) -> list[Decay]:
+    """One curve for each (target, variant, workload, build), in the order of the cells."""
+    curves: dict[tuple[str, str, str, str], list[Point]] = {}
+    for found in cells:
+        cell = found.cell
+        if found.speedup is not None:
+            point = Point(batch_size=cell.batch_size, output_tokens=cell.output_tokens, speedup=found.speedup)
+            curves.setdefault((cell.target, cell.variant, cell.workload, found.build), []).append(point)
+    made = [decay_of(*key, points) for key, points in curves.items()]
+    return [decay for decay in made if decay is not None]
 
 
 def read_view(folder: RunFolder) -> View:
@@ -177,27 +201,22 @@ def cell_result(
         and f.workload in (None, cell.workload)
         and f.batch_size in (None, cell.batch_size)
     ]
-    blocks = view.blocks(unit, key, "speed") if unit else []
     problems: list[str] = []
     pairs = speed_pairs(view.data.blocks, unit, key, base_key) if unit and place.speculative else []
-    speedup = build_ratio = None
+    study = view.data.header.study
+    ours = arm_blocks(view, unit, key) if unit else []
+    theirs = arm_blocks(view, unit, base_key) if unit and place.speculative else []
+    spec_outputs = [output for _, outputs in ours for output in outputs]
+    speedup = build_ratio = by_paper = None
     try:
         speedup = paired_ratio(pairs)
+        by_paper = paper_ratio(paper_blocks(ours), paper_blocks(theirs), ignore_eos=study.ignore_eos)
         if unit and len(view.data.header.builds) > 1 and place.build == "new":
             build_ratio = paired_ratio(speed_pairs(view.data.blocks, unit, key, f"base:{key}"))
     except ValueError as error:
         problems.append(str(error))
-    spec_outputs = [
-        output
-        for line in (view.rotations(unit, "speed") if unit else [])
-        for pass_index in (0, 1)
-        for output in view.outputs.get((line.part, key, pass_index), [])
-    ]
-    study = view.data.header.study
-    for block in blocks:
-        line = next(r for r in view.rotations(block.unit, "speed") if r.rotation == block.rotation)
-        block_outputs = view.outputs.get((line.part, key, block.pass_index), [])
-        problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
+    for block, outputs in ours:
+        problems += soundness(block, outputs, cell.output_tokens if study.ignore_eos else None)
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
     differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
     return CellResult(
@@ -206,18 +225,23 @@ def cell_result(
         arm=key,
         base_arm=base_key,
         pairs=len(pairs),
-        tokens_per_s=rate(blocks),
+        tokens_per_s=rate([block for block, _ in ours]),
         base_tokens_per_s=rate(view.blocks(unit, base_key, "speed")) if unit else None,
         speedup=speedup,
         build_ratio=build_ratio,
-        acceptance=acceptance_of(blocks, spec_outputs) if place.speculative else None,
+        paper_ratio=by_paper,
+        latency=latency_of(spec_outputs),
+        base_latency=latency_of(output for _, outputs in theirs for output in outputs),
+        acceptance=acceptance_of([block for block, _ in ours], spec_outputs) if place.speculative else None,
         sameness=sameness,
         stages=stages,
         stage_rounds=rounds,
         problems=problems,
         health=draft_health(view, unit, place.arm, failures) if unit and place.arm and place.speculative else None,
         failures=failures,
-        throughput=gate.judge_throughput(cell, speedup, limits, failures, differing, needs_speedup=place.speculative),
+        throughput=gate.judge_throughput(
+            cell, speedup, limits, failures, differing, needs_speedup=place.speculative, by_paper=by_paper
+        ),
         determinism=gate.judge_determinism(
             cell,
             sameness.causes if sameness else {},
@@ -228,8 +252,30 @@ def cell_result(
             excess=excess,
         ),
         excess=excess,
-        informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
+        informing=gate.informing(cell, {"speedup": speedup, gate.BY_PAPER: by_paper}, limits),
     )
+
+
+def arm_blocks(view: View, unit: UnitKey, arm: str) -> list[tuple[BlockLine, list[Output]]]:
+    """An arm's ``speed`` blocks, each with its requests' outputs."""
+    parts = {line.rotation: line.part for line in view.rotations(unit, "speed")}
+    return [
+        (block, view.outputs.get((parts[block.rotation], arm, block.pass_index), []))
+        for block in view.blocks(unit, arm, "speed")
+    ]
+
+
+def paper_blocks(blocks: list[tuple[BlockLine, list[Output]]]) -> list[PaperBlock]:
+    return [
+        PaperBlock(
+            rotation=block.rotation,
+            pass_index=block.pass_index,
+            tokens=block.output_tokens,
+            seconds=block.seconds,
+            stopped=bool(outputs) and outputs[0].finish_reason == "stop",
+        )
+        for block, outputs in blocks
+    ]
 
 
 def draft_health(view: View, unit: UnitKey, arm: ArmLine, failures: list[FailureLine]) -> DraftHealth:

@@ -7,6 +7,7 @@ in the name.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -440,12 +441,21 @@ class Threshold(Entry, frozen=True, kw_only=True):
     batch_sizes: list[int] = []
     claims_speedup: bool | None = None
     """Only cells that do (or do not) claim a speedup; absent: either."""
+    tolerance: float = 0.0
+    """Of floors: how far below the limit is still within it, as a fraction of the limit."""
 
     def __post_init__(self) -> None:
         require(bool(self.source.strip()), "source", "where the limit comes from", self.source)
         drop = self.metric.endswith("_drop")
         require(not drop or 0 <= self.limit < 1, "limit", "a fraction from 0 to below 1", self.limit)
         require(self.between_run_sd >= 0, "between_run_sd", "at least 0", self.between_run_sd)
+        require(math.isfinite(self.limit), "limit", "a finite number", self.limit)
+        require(0 <= self.tolerance < 1, "tolerance", "a fraction from 0 to below 1", self.tolerance)
+
+    @property
+    def floor(self) -> float:
+        """Of limits that must not be fallen below: the limit less its tolerance."""
+        return self.limit * (1 - self.tolerance)
 
     def covers(self, cell: Cell) -> bool:
         return (

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from draftproof.errors import EngineError
+from draftproof.records import Output
 from draftproof.results import CellResult, RunResults, analyse
 from draftproof.tables import STEPS
-from tests.toy import Bench, Flip, ToyEngine, Where, rows
+from tests.toy import Bench, Flip, Spoil, ToyEngine, Where, rows
 
 MakeBench = Callable[..., Bench]
 
@@ -119,6 +121,68 @@ def test_arms_that_differ_in_a_held_field_are_not_compared(bench: MakeBench) -> 
     assert (cell.throughput.verdict, cell.determinism.verdict) == ("INCOMPARABLE", "INCOMPARABLE")
     assert "async_scheduling" in cell.throughput.reason
     assert one(run, "partly").determinism.verdict == "PASS"
+
+
+# --- other estimators -------------------------------------------------------------------------------------------------
+
+
+def timed(outputs: list[Output]) -> list[Output]:
+    return [
+        msgspec.structs.replace(output, ttft_s=0.5, decode_s=0.1 * (len(output.token_ids) - 1)) for output in outputs
+    ]
+
+
+def test_the_papers_estimator_stands_beside_ours(bench: MakeBench) -> None:
+    """EOS on: of three rotations no-SD has one that ran into the limit, which its mean leaves out and ours does not."""
+    run = bench(matrix=rows(["perfect"]), ignore_eos=False)
+
+    def cut_off(outputs: list[Output]) -> list[Output]:
+        return [msgspec.structs.replace(output, finish_reason="length") for output in outputs]
+
+    late = Spoil(arm="no_sd", rotation=2, change=cut_off)
+    run.session(ToyEngine(speeds={"perfect": 1.5}, eos_at=9, spoils=(late,)), ["speed"])
+    found = one(run).paper_ratio
+    assert found is not None
+    assert found.value == pytest.approx(1.5)
+    assert found.clusters == 3
+    assert "unweighted means of 6 and 4 blocks whose first request ended with EOS" in found.method
+
+
+def test_where_eos_is_ignored_the_papers_estimator_takes_all_blocks(bench: MakeBench) -> None:
+    run = bench(matrix=rows(["no_sd", "perfect"]))
+    run.session(ToyEngine(speeds={"perfect": 1.5}), ["speed"])
+    found = one(run).paper_ratio
+    assert found is not None
+    assert found.value == pytest.approx(1.5)
+    assert "6 and 6 blocks, EOS ignored" in found.method
+    assert all(cell.paper_ratio is None for cell in judged(run).cells if cell.arm == cell.base_arm)
+
+
+def test_latency_is_told_of_both_arms(bench: MakeBench) -> None:
+    """Planted: half a second to the first token and a tenth a token on the variant, nothing recorded of no-SD."""
+    run = bench(matrix=rows(["perfect"]))
+    none = Spoil(arm="no_sd", change=lambda outputs: [msgspec.structs.replace(o, ttft_s=None) for o in outputs])
+    run.session(ToyEngine(spoils=(Spoil(arm="perfect", change=timed), none)), ["speed"])
+    cell = one(run)
+    assert cell.latency is not None
+    assert cell.latency.ttft is not None
+    assert cell.latency.per_token is not None
+    assert (cell.latency.ttft.requests, cell.latency.ttft.median_s) == (12, 0.5)
+    assert cell.latency.per_token.p95_s == pytest.approx(0.1)
+    assert cell.base_latency is None or cell.base_latency.ttft is None
+
+
+def test_a_run_over_batch_sizes_has_curves(bench: MakeBench) -> None:
+    """One a variant, in the order of the cells; without a second batch size there is none."""
+    run = bench(matrix=rows(["perfect", "partly"], sizes=(1, 3)))
+    run.session(ToyEngine(speeds={"perfect": 1.5, "partly": 0.8}, sigma=0.01), ["speed"])
+    found = judged(run).decays
+    assert [(d.variant, d.workload, [p.batch_size for p in d.points]) for d in found] == [
+        ("perfect", "short", [1, 3]),
+        ("partly", "short", [1, 3]),
+    ]
+    assert [d.break_even.median for d in found] == ["above", "below"]
+    assert judged(bench("other", matrix=rows(["perfect"]))).decays == []
 
 
 # --- acceptance and stages --------------------------------------------------------------------------------------------

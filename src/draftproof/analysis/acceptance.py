@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from draftproof.records import BlockLine, Output
+
+
+class PerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Acceptance lengths request by request, each with the same weight: 1 + accepted tokens / drafted steps."""
+
+    requests: int
+    """That had a drafted step; one counts once in each block."""
+    mean: float
+    quartiles: tuple[float, float, float]
+    """25th percentile, median, 75th percentile, interpolated."""
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +38,8 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None
     """Emitted tokens per (request, engine step), steps without a draft included: comparable across proposers. Steps are
     counted as emitted - accepted tokens, plus what the length limit cut off a last accepted run where that shows."""
+    per_request: PerRequest | None = None
+    """None where no request had a drafted step."""
 
 
 def acceptance_of(blocks: Sequence[BlockLine], outputs: Sequence[Output]) -> Acceptance | None:
@@ -52,6 +65,20 @@ def acceptance_of(blocks: Sequence[BlockLine], outputs: Sequence[Output]) -> Acc
         rate=accepted / draft_tokens if draft_tokens else None,
         per_position=[count / drafts for count in per_position] if drafts else [],
         tokens_per_step=emitted / steps if steps and any(output.drafted for output in outputs) else None,
+        per_request=per_request(outputs),
+    )
+
+
+def per_request(outputs: Iterable[Output]) -> PerRequest | None:
+    """Long requests weigh no more than short ones, unlike in the pooled length."""
+    lengths = [1 + sum(output.accepted) / len(output.accepted) for output in outputs if output.accepted]
+    if not lengths:
+        return None
+    first, median, third = np.quantile(lengths, (0.25, 0.5, 0.75))
+    return PerRequest(
+        requests=len(lengths),
+        mean=sum(lengths) / len(lengths),
+        quartiles=(float(first), float(median), float(third)),
     )
 
 

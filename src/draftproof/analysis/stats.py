@@ -20,6 +20,8 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     clusters: int
     method: str
+    log_error: float | None = None
+    """Standard error of log(value), as the interval was made of it."""
 
     @property
     def half_width(self) -> float:
@@ -59,28 +61,33 @@ def paired_ratio(pairs: Sequence[PairSums], confidence: float = CONFIDENCE) -> R
         return None
     value = ratio_of_totals(pairs)
     if len(pairs) >= BCA_FROM_CLUSTERS:
-        interval = bca(pairs, confidence)
-        if interval is not None:
-            low, high = interval
-            return Ratio(value=value, low=low, high=high, clusters=len(pairs), method="BCa bootstrap over prompt sets")
+        found = bca(pairs, value, confidence)
+        if found is not None:
+            return found
+    left_out = [ratio_of_totals([*pairs[:i], *pairs[i + 1 :]]) for i in range(len(pairs))]
+    return jackknife(value, left_out, "jackknife over prompt sets, t quantile", confidence)
+
+
+def jackknife(value: float, left_out: Sequence[float], method: str, confidence: float = CONFIDENCE) -> Ratio:
+    """Delete-one jackknife of log(value); `left_out`: the ratio without each cluster, two at least, all positive."""
+    count = len(left_out)
+    logs = [math.log(ratio) for ratio in left_out]
+    mean = sum(logs) / count
+    error = math.sqrt((count - 1) / count * sum((x - mean) ** 2 for x in logs))
+    reach = t_quantile(count - 1, confidence) * error
+    low, high = value * math.exp(-reach), value * math.exp(reach)
+    return Ratio(value=value, low=low, high=high, clusters=count, method=method, log_error=error)
+
+
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Half of the width of Student's two-sided interval, in standard errors; `freedom`: degrees, above 0."""
     from scipy import stats
 
-    count = len(pairs)
-    left_out = [math.log(ratio_of_totals([*pairs[:i], *pairs[i + 1 :]])) for i in range(count)]
-    mean = sum(left_out) / count
-    error = math.sqrt((count - 1) / count * sum((x - mean) ** 2 for x in left_out))
-    reach = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error
-    return Ratio(
-        value=value,
-        low=value * math.exp(-reach),
-        high=value * math.exp(reach),
-        clusters=count,
-        method="jackknife over prompt sets, t quantile",
-    )
+    return float(stats.t.ppf((1 + confidence) / 2, freedom))
 
 
-def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float] | None:
-    """BCa interval of the ratio; None where all pairs show one ratio: the bootstrap has nothing to draw from."""
+def bca(pairs: Sequence[PairSums], value: float, confidence: float) -> Ratio | None:
+    """The ratio `value` with its BCa interval; None where all pairs show one: there is nothing to draw from."""
     from scipy import stats
 
     columns = [
@@ -109,7 +116,16 @@ def bca(pairs: Sequence[PairSums], confidence: float) -> tuple[float, float] | N
         rng=np.random.default_rng(0),
     )
     low, high = float(found.confidence_interval.low), float(found.confidence_interval.high)
-    return (math.exp(low), math.exp(high)) if math.isfinite(low) and math.isfinite(high) else None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    return Ratio(
+        value=value,
+        low=math.exp(low),
+        high=math.exp(high),
+        clusters=len(pairs),
+        method="BCa bootstrap over prompt sets",
+        log_error=float(found.standard_error),
+    )
 
 
 def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import ArmLine, FailureLine, RunHeader
 from draftproof.report import view
 from draftproof.report.outputs import outputs
+from draftproof.report.speed import speed
 from draftproof.results import CellResult, RunResults
 
 LIST_SHOWN = 10
@@ -378,6 +379,7 @@ def render_html(results: RunResults, header: RunHeader) -> str:
             stage_head=stage_head,
             stage_body=stage_body,
             positions=view.position_table(results),
+            **speed(results),
             **outputs(results),
             token_chars=TOKEN_CHARS,
             shared=shared,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from draftproof.metrics import METRICS, ratio_text
+from draftproof.metrics import METRICS, OTHER_METRICS, ratio_text
 from draftproof.records import RunHeader
-from draftproof.report import determinism, view
-from draftproof.report.determinism import Earliest
+from draftproof.report import determinism, speed, view
+from draftproof.report.determinism import Earliest, Table
 from draftproof.results import RunResults
 
 
@@ -50,12 +50,18 @@ def outputs(results: RunResults) -> list[str]:
     tables, earliest = determinism.tables(results), determinism.earliest(results)
     if not tables and not earliest:
         return []
-    lines = ["", f"## {determinism.TITLE}"]
+    lines = ["", f"## {determinism.TITLE}", *sections(tables)]
+    return lines + (differences(results, earliest) if earliest else [])
+
+
+def sections(tables: list[Table]) -> list[str]:
+    """Each table with its title and the sentence above it."""
+    lines = []
     for found in tables:
         lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note)]
         if found.body:
             lines += ["", *table(found.head, found.body)]
-    return lines + (differences(results, earliest) if earliest else [])
+    return lines
 
 
 def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
@@ -129,6 +135,9 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             ["variant", "workload", "B", "build ratio (throughput new / base)"],
             [[c.cell.variant, c.cell.workload, str(c.cell.batch_size), ratio_text(r)] for c, r in builds],
         )
+    beside = speed.tables(results)
+    if beside:
+        lines += ["", f"## {speed.TITLE}", *sections(beside)]
     lines += outputs(results)
     stage_head, stage_body = view.stage_table(results)
     if stage_body:
@@ -151,7 +160,7 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             *[f"- {cell_text(name)}: {cell_text(why)}" for name, why in results.skipped.items()],
         ]
     lines += ["", "## What the columns mean", ""]
-    lines += [f"- {metric.title}: {metric.formula} ({metric.unit})" for metric in METRICS]
+    lines += [f"- {metric.title}: {metric.formula} ({metric.unit})" for metric in METRICS + OTHER_METRICS]
     lines += [f"- {cause.replace('_', ' ')}: {meaning}" for cause, meaning in determinism.CAUSES.items()]
     lines += [
         "",

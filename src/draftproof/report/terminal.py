@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftproof.report import view
+from draftproof.report.speed import decay_lines
 from draftproof.results import RunResults
 
 
@@ -28,6 +29,9 @@ def summary_lines(results: RunResults, width: int) -> list[str]:
     aa = view.aa_lines(results)
     if aa:
         lines.append("no-SD against a second no-SD process (the run's own noise): " + "; ".join(aa))
+    curves = decay_lines(results)
+    if curves:
+        lines += ["speedup over batch sizes:", *[f"  {line}" for line in curves]]
     builds = view.build_lines(results)
     if builds:
         lines += ["throughput, new build over base build:", *[f"  {line}" for line in builds]]

@@ -1,0 +1,119 @@
+"""Beside the closing table: latency and other estimators, and how speedups fall with the batch size, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from draftproof.analysis.decay import DRAWS, BreakEven, Decay, Edge
+from draftproof.metrics import OTHER_METRICS, ratio_text
+from draftproof.report import view
+from draftproof.report.determinism import Table
+from draftproof.results import RunResults
+
+TITLE = "Latency, other estimators, batch sizes"
+DECAY_NOTE = (
+    "Per doubling: exp(slope) of a weighted least squares fit of log speedup on log2 of the batch size, cells taken as "
+    "independent. Break-even: where the speedup first falls below 1 as the batch grows, linear in log2 B between "
+    f"neighbours, no order of the speedups assumed: median [2.5 %, 97.5 %] of {DRAWS:,} curves drawn from the cells' "
+    "own errors."
+)
+
+
+def speed(results: RunResults) -> dict[str, Any]:
+    """What the page is given for its section."""
+    return {"speed_title": TITLE, "speed_tables": tables(results), "other_metrics": OTHER_METRICS}
+
+
+def tables(results: RunResults) -> list[Table]:
+    """All tables that the run has something for, in the order of a page."""
+    found = [estimator_table(results), decay_table(results)]
+    return [table for table in found if table is not None]
+
+
+def estimator_table(results: RunResults) -> Table | None:
+    """A row for each speculative cell; None without one."""
+    body = [
+        [*row.name, *[metric.text(row.cell) for metric in OTHER_METRICS]]
+        for row in view.rows(results)
+        if row.cell.arm != row.cell.base_arm
+    ]
+    if not body:
+        return None
+    return Table(
+        name="estimators",
+        title="Latency and other estimators",
+        note="Times in milliseconds over requests, median / 95th percentile; no intervals. -: not recorded.",
+        head=["variant", "workload", "B", *[metric.title for metric in OTHER_METRICS]],
+        body=body,
+        names=2,
+    )
+
+
+def decay_table(results: RunResults) -> Table | None:
+    """A row for each curve, a column for each batch size."""
+    if not results.decays:
+        return None
+    sizes = sorted({point.batch_size for decay in results.decays for point in decay.points})
+    body = []
+    for decay in results.decays:
+        usual = usual_tokens(decay)
+        shown = {
+            point.batch_size: ratio_text(point.speedup)
+            + (f" ({point.output_tokens} tokens)" if point.output_tokens != usual else "")
+            for point in decay.points
+        }
+        body.append(
+            [
+                curve_name(results, decay),
+                decay.workload,
+                *[shown.get(size, "-") for size in sizes],
+                ratio_text(decay.per_doubling),
+                break_even_text(decay),
+                outside_text(decay),
+            ]
+        )
+    head = ["variant", "workload", *[f"B = {size}" for size in sizes]]
+    head += ["per doubling of B [95 %]", "break-even B [95 %]", "draws outside of the grid"]
+    return Table(name="decay", title="Speedup over batch sizes", note=DECAY_NOTE, head=head, body=body, names=2)
+
+
+def decay_lines(results: RunResults) -> list[str]:
+    """The same in one line each, for the terminal."""
+    return [
+        f"{curve_name(results, decay)} on {decay.workload}: {ratio_text(decay.per_doubling)} per doubling of B; "
+        f"break-even B {break_even_text(decay)}"
+        for decay in results.decays
+    ]
+
+
+def usual_tokens(decay: Decay) -> int:
+    """The output length of most points: another one is told beside its figure."""
+    return Counter(point.output_tokens for point in decay.points).most_common(1)[0][0]
+
+
+def curve_name(results: RunResults, decay: Decay) -> str:
+    """The variant, as `view.name` tells it."""
+    wanted = (decay.target, decay.variant, decay.build)
+    same = (c for c in results.cells if (c.cell.target, c.cell.variant, c.build) == wanted)
+    return view.name(results, next(same))[0]
+
+
+def break_even_text(decay: Decay) -> str:
+    found: BreakEven = decay.break_even
+    first, last = decay.points[0].batch_size, decay.points[-1].batch_size
+
+    def text(edge: Edge) -> str:
+        if isinstance(edge, str):
+            return f"below {first}" if edge == "below" else f"above {last}"
+        return f"{edge:.1f}" if edge < 10 else f"{edge:.0f}"
+
+    if found.low == found.high and isinstance(found.low, str):
+        return f"not reached in the grid: {text(found.low)}"
+    return f"{text(found.median)} [{text(found.low)}, {text(found.high)}]"
+
+
+def outside_text(decay: Decay) -> str:
+    first, last = decay.points[0].batch_size, decay.points[-1].batch_size
+    below, above = 100 * decay.break_even.share_below, 100 * decay.break_even.share_above
+    return f"{below:.1f} % below {first}, {above:.1f} % above {last}"
