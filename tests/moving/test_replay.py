@@ -17,7 +17,7 @@ from draftproof.errors import DraftproofError
 from draftproof.records import Output, RunFolder
 from draftproof.results import CellResult, RunResults, analyse
 from draftproof.session import LOCK, Options, Session
-from draftproof.spec import Purpose
+from draftproof.spec import Interleave, Purpose
 from tests.toy import ALL, WAITED_S, Bench, Flip, Silent, ToyEngine, rows
 
 
@@ -208,6 +208,30 @@ def test_two_sessions_do_not_write_to_one_run(clean_run: Bench, replay: Replay, 
     replay(clean_run.folder.path, run_dir=run_dir)
     with filelock.FileLock(run_dir / LOCK), pytest.raises(DraftproofError, match="written by another session"):
         replay(clean_run.folder.path, run_dir=run_dir)
+
+
+@pytest.mark.parametrize("interleave", ["live", "restart"])
+def test_two_builds_need_room_for_four_engines_only_where_they_are_alive_together(
+    bench: Callable[..., Bench], overlay: Path, tmp_path: Path, replay: Replay, interleave: Interleave
+) -> None:
+    """No-SD and a variant under both builds; one at a time they need room for one."""
+    hardware = bench().catalog.hardware["toy"]
+    hardware = msgspec.structs.replace(hardware, max_live_arms=2, interleave=interleave)
+    run = bench("builds", two_builds=True, hardware=hardware)
+    run.session(ToyEngine())
+    entry = tmp_path / "small" / "hardware" / "toy.toml"
+    entry.parent.mkdir(parents=True)
+    text = (overlay / "hardware" / "toy.toml").read_text(encoding="utf-8")
+    text = text.replace("max_live_arms = 6", f'max_live_arms = 2\n        interleave = "{interleave}"')
+    entry.write_text(text, encoding="utf-8")
+    options: dict[str, Any] = {"base_python": sys.executable, "overlays": [overlay, tmp_path / "small"]}
+    if interleave == "live":
+        with pytest.raises(DraftproofError, match=r"needs 4 live engines .* max_live_arms = 2; .* interleave = "):
+            replay(run.folder.path, **options)
+        return
+    _, again = replay(run.folder.path, **options)
+    assert [told(cell) for cell in again.cells] == [told(cell) for cell in source_results(run).cells]
+    assert any(cell.build_ratio is not None for cell in again.cells)
 
 
 # --- what cannot be replayed ------------------------------------------------------------------------------------------
