@@ -2,8 +2,8 @@
 
 Levels are logarithms turned so that more is better. Change points (PELT with squared error, Killick, Fearnhead and
 Eckley, JASA 107, 2012, through ruptures) cut a series into segments. A night is worse where it lies below the best
-stable level so far by more than the limit and by more than the noise. Two consecutive worse nights begin a regression,
-two consecutive nights that are not worse end it.
+stable level so far by more than the limit and by more than the noise, or belongs to a long segment whose level does.
+Two consecutive worse nights begin a regression, two consecutive nights that are not worse end it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 STABLE_NIGHTS = 5
 """A segment this long has a level to compare with: median and MAD of 5 stand two odd nights."""
 CONFIRM_NIGHTS = 2
+LASTING_NIGHTS = 10
+"""A level that has lasted this long is judged as a level: two weeks of weekdays."""
 MIN_NIGHTS = STABLE_NIGHTS + CONFIRM_NIGHTS
 """Fewer nights hold no stable level and the two nights that could confirm a change."""
 REACH_SPREADS = 3.0
@@ -31,6 +33,10 @@ LEAST_SPREAD = 0.1
 MAD_TO_SPREAD = 1.4826
 """Standard deviation over median absolute deviation, of normal noise."""
 LAGS = 3
+MEDIAN_TO_MEAN = 1.2533
+"""Standard error of a median over that of a mean, of normal noise: sqrt(pi / 2)."""
+ALIKE_NIGHTS = 3
+"""Nights worth one independent night: (1 + r) / (1 - r) where each correlates with the night before by r = 0.5."""
 ROUNDING = 1e-9
 
 
@@ -106,9 +112,10 @@ def examine(values: Sequence[float], limit: Limit) -> Found:
     references = best_so_far(starts, ends, medians)
     if references[-1] is None:
         return unknown(spread)
+    lasting = lasting_losses(starts, ends, medians, references, spread, limit)
     worse = [
-        reference is not None and exceeds(reference, level, spread, limit)
-        for level, reference in zip(levels, references, strict=True)
+        reference is not None and (lost or exceeds(reference, level, spread, limit))
+        for level, reference, lost in zip(levels, references, lasting, strict=True)
     ]
     episodes = [
         Episode(first=first, until=until, reference=references[first] or 0.0) for first, until in bad_spells(worse)
@@ -184,6 +191,28 @@ def best_so_far(starts: Sequence[int], ends: Sequence[int], medians: Sequence[fl
             best = median if best is None else max(best, median)
         references += [best] * (end - start)
     return references
+
+
+def lasting_losses(
+    starts: Sequence[int],
+    ends: Sequence[int],
+    medians: Sequence[float],
+    references: Sequence[float | None],
+    spread: float,
+    limit: Limit,
+) -> list[bool]:
+    """Night by night: whether it is of a long segment whose level is worse than the best before it.
+
+    In noise wider than the limit no night shows a lasting loss by itself, but the level of many nights does: it is
+    known to the standard error of a median over nights that are like their neighbours.
+    """
+    lost = []
+    for start, end, median in zip(starts, ends, medians, strict=True):
+        best = references[start]
+        of_level = MEDIAN_TO_MEAN * spread / math.sqrt((end - start) / ALIKE_NIGHTS)
+        worse = end - start >= LASTING_NIGHTS and best is not None and exceeds(best, median, of_level, limit)
+        lost += [worse] * (end - start)
+    return lost
 
 
 def exceeds(better: float, worse: float, spread: float, limit: Limit) -> bool:
