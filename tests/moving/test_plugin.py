@@ -27,12 +27,14 @@ from tests.toy import Bench, ToyEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ("tests_perf", "tests_determinism")
+PARTLY = "toy-partly-short-b1"
 HEAVY = {"torch", "vllm", "transformers", "datasets"}
 
 
 @pytest.fixture
-def suites(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project that holds the two suites and this one's pytest settings."""
+def suites(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project that holds the two suites and this one's pytest settings; not a job of GitHub's, wherever we are."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     for name in SUITES:
         shutil.copytree(ROOT / name, pytester.path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", pytester.path / "pyproject.toml")
@@ -472,6 +474,35 @@ def test_outcomes_can_be_written_as_junit_xml(suites: pytest.Pytester, clean_run
     properties = {p.get("name"): p.get("value") for p in cases["test_speedup[toy-perfect-short-b1]"].iter("property")}
     assert properties["sd_verdict"] == "PASS"
     assert 1.4 < float(str(properties["speedup"])) < 1.6
+
+
+def test_every_test_of_a_cell_carries_its_figures(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    """Whatever the test asks: verdicts with reasons, speedup with interval, acceptance, throughput of both arms."""
+    arguments = (*replay_options(clean_run, overlay), "-k", "partly-short-b1", "--junitxml", "junit.xml")
+    assert run_suites(suites, *arguments).ret == 0
+    cases = list(ElementTree.parse(suites.path / "junit.xml").iter("testcase"))
+    assert len(cases) > 8
+    (cell,) = [c for c in analyse(clean_run.folder, clean_run.catalog.thresholds).cells if c.cell.id == PARTLY]
+    assert cell.speedup is not None
+    assert cell.acceptance is not None
+    for case in cases:
+        found = [(p.get("name"), p.get("value")) for p in case.iter("property")]
+        assert len(found) == len(dict(found)), case.get("name")
+        properties = {str(name): str(value) for name, value in found}
+        assert (properties["throughput_verdict"], properties["outputs_verdict"]) == ("NO_BASELINE", "PASS")
+        assert properties["throughput_reason"] == cell.throughput.reason
+        assert "identical" in properties["outputs_reason"]
+        expected = {
+            "speedup": cell.speedup.value,
+            "speedup_low": cell.speedup.low,
+            "speedup_high": cell.speedup.high,
+            "acceptance_length": cell.acceptance.length,
+            "tokens_per_s": cell.tokens_per_s,
+            "base_tokens_per_s": cell.base_tokens_per_s,
+        }
+        assert {name: float(properties[name]) for name in expected} == pytest.approx(expected)
+    settled = [case for case in cases if "test_speedup" in str(case.get("name"))]
+    assert {p.get("name") for p in settled[0].iter("property")} >= {"sd_verdict", "sd_reason"}
 
 
 def test_only_what_the_chosen_tests_need_is_run(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
