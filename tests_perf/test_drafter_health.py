@@ -43,7 +43,7 @@ def test_acceptance_is_as_expected(sd_result: CellResult, sd_variant: Variant, s
         healthy=f"{told} over {found.num_drafts} drafts",
         enough=not 0 < found.num_drafts < MIN_DRAFTS,
     )
-    sd_settle(judgement, **({"acceptance_length": found.length} if found.length is not None else {}))
+    sd_settle(judgement)
 
 
 @pytest.mark.sd_cells("speed", "stages", speculative=True)

@@ -8,6 +8,7 @@ standard library only, and does nothing until one of its options, markers or fix
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import sys
@@ -37,6 +38,8 @@ MARKERS = {
     "nightly": "cells of a nightly study",
 }
 PROGRESS_EVERY_S = 15.0
+JOB_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The variable that names the file of GitHub's job summary."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -287,6 +290,9 @@ def sd_result(sd_cell: Cell, request: pytest.FixtureRequest) -> CellResult:
         pytest.skip(session.skipped[sd_cell.id])
     for cell in sd_run.cells:
         if cell.cell.id == sd_cell.id and cell.build == "new":
+            from draftproof.report.ci import properties
+
+            request.node.user_properties.extend(properties(cell))
             return cell
     pytest.fail(f"the run holds no result for {sd_cell.id}", pytrace=False)
 
@@ -350,14 +356,15 @@ class Settle(Protocol):
 def sd_settle(request: pytest.FixtureRequest) -> Settle:
     """Turns a verdict into this test's outcome, by the mapping in `draftproof.gate.outcome`.
 
-    Verdict and properties go to the JUnit file; not through ``record_property``, which warns for pytest's own default
-    family of that file.
+    Verdict, reason and properties go to the JUnit file, beside the cell's figures from `sd_result`; not through
+    ``record_property``, which warns for pytest's own default family of that file.
     """
 
     def settle(judgement: Judgement, **properties: float) -> None:
         from draftproof.gate import outcome
 
-        request.node.user_properties.extend([("sd_verdict", judgement.verdict), *properties.items()])
+        told = [("sd_verdict", judgement.verdict), ("sd_reason", judgement.reason)]
+        request.node.user_properties.extend([*told, *properties.items()])
         text = f"{judgement.verdict}: {judgement.reason}"
         result = outcome(judgement.verdict, gating=request.config.getoption("--sd-gate"))
         if result == "failed":
@@ -440,6 +447,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if config.getoption("--sd-require-hardware") and not ran:
         config.stash[PROBLEM] = "--sd-require-hardware: nothing ran in this session"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if os.environ.get(JOB_SUMMARY):
+        write_job_summary(config, state, Path(os.environ[JOB_SUMMARY]))
+
+
+def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None:
+    """Append the session's outcome to GitHub's job summary; a file that cannot be written is told, and no failure."""
+    from draftproof.report.ci import FailedTest, append, job_summary
+
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    failed = []
+    for report in (reporter.stats.get("failed", []) + reporter.stats.get("error", [])) if reporter else []:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        failed.append(FailedTest(test=report.nodeid, reason=crash.message if crash else report.longreprtext))
+    problem = config.stash.get(PROBLEM, "")
+
+    def render(most_bytes: int) -> str:
+        return job_summary(state.results, failed, state.test_command, problem=problem, most_bytes=most_bytes)
+
+    try:
+        append(path, render)
+    except OSError as error:
+        config.stash[PROBLEM] = f"{problem}\n{JOB_SUMMARY}: not written: {error.strerror or error}".strip()
 
 
 @pytest.hookimpl(trylast=True)

@@ -214,6 +214,14 @@ class Session:
 
     def example_command(self, scenario: Scenario) -> str:
         """What runs this one scenario again."""
+        return shlex.join(["pytest", EXAMPLES_TEST, *self._given(), "--sd-example", scenario.json])
+
+    def test_command(self, test: str) -> str:
+        """What runs one test again, by its id: the engines and the cell that it needs, and no others."""
+        return f'{shlex.join(["pytest", *self._given()])} "{test}"'
+
+    def _given(self) -> list[str]:
+        """The options that decide what is run."""
         options = self.options
         given = ["--sd-study", self.study.name]
         for folder in options.overlays:
@@ -222,9 +230,13 @@ class Session:
             given += ["--sd-prompts", str(options.prompts)]
         if options.python != sys.executable:
             given += ["--sd-python", options.python]
+        if options.base_python is not None:
+            given += ["--sd-base-python", options.base_python]
         if options.engine != "vllm":
             given += ["--sd-engine", options.engine]
-        return shlex.join(["pytest", EXAMPLES_TEST, *given, "--sd-example", scenario.json])
+        if options.replay is not None:
+            given += ["--sd-replay", str(options.replay)]
+        return given
 
     def judge(self) -> results.RunResults:
         """Results of what is on disk."""

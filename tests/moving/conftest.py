@@ -63,8 +63,9 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Be
 
 
 @pytest.fixture
-def suites(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project that holds the two suites and this one's pytest settings."""
+def suites(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project that holds the two suites and this one's pytest settings; not a job of GitHub's, wherever we are."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     for name in SUITES:
         shutil.copytree(ROOT / name, pytester.path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", pytester.path / "pyproject.toml")

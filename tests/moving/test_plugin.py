@@ -23,6 +23,7 @@ from draftproof.results import analyse
 from tests.moving.running import SUITES, outcomes_of, replay_options, run_suites
 from tests.toy import Bench, ToyEngine
 
+PARTLY = "toy-partly-short-b1"
 HEAVY = {"torch", "vllm", "transformers", "datasets"}
 
 
@@ -411,6 +412,35 @@ def test_outcomes_can_be_written_as_junit_xml(suites: pytest.Pytester, clean_run
     properties = {p.get("name"): p.get("value") for p in cases["test_speedup[toy-perfect-short-b1]"].iter("property")}
     assert properties["sd_verdict"] == "PASS"
     assert 1.4 < float(str(properties["speedup"])) < 1.6
+
+
+def test_every_test_of_a_cell_carries_its_figures(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    """Whatever the test asks: verdicts with reasons, speedup with interval, acceptance, throughput of both arms."""
+    arguments = (*replay_options(clean_run, overlay), "-k", "partly-short-b1", "--junitxml", "junit.xml")
+    assert run_suites(suites, *arguments).ret == 0
+    cases = list(ElementTree.parse(suites.path / "junit.xml").iter("testcase"))
+    assert len(cases) > 8
+    (cell,) = [c for c in analyse(clean_run.folder, clean_run.catalog.thresholds).cells if c.cell.id == PARTLY]
+    assert cell.speedup is not None
+    assert cell.acceptance is not None
+    for case in cases:
+        found = [(p.get("name"), p.get("value")) for p in case.iter("property")]
+        assert len(found) == len(dict(found)), case.get("name")
+        properties = {str(name): str(value) for name, value in found}
+        assert (properties["throughput_verdict"], properties["outputs_verdict"]) == ("NO_BASELINE", "PASS")
+        assert properties["throughput_reason"] == cell.throughput.reason
+        assert "identical" in properties["outputs_reason"]
+        expected = {
+            "speedup": cell.speedup.value,
+            "speedup_low": cell.speedup.low,
+            "speedup_high": cell.speedup.high,
+            "acceptance_length": cell.acceptance.length,
+            "tokens_per_s": cell.tokens_per_s,
+            "base_tokens_per_s": cell.base_tokens_per_s,
+        }
+        assert {name: float(properties[name]) for name in expected} == pytest.approx(expected)
+    settled = [case for case in cases if "test_speedup" in str(case.get("name"))]
+    assert {p.get("name") for p in settled[0].iter("property")} >= {"sd_verdict", "sd_reason"}
 
 
 def test_only_what_the_chosen_tests_need_is_run(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:

@@ -30,13 +30,20 @@ def metric_titles() -> list[str]:
 
 def name(results: RunResults, cell: CellResult) -> list[str]:
     """Variant (with the target and the build, where the run has several), workload, batch size."""
-    told = []
-    if len({other.cell.target for other in results.cells}) > 1:
-        told.append(cell.cell.target)
-    if len({other.build for other in results.cells}) > 1:
-        told.append(f"{cell.build} build")
-    variant = cell.cell.variant + (f" ({', '.join(told)})" if told else "")
-    return [variant, cell.cell.workload, str(cell.cell.batch_size)]
+    return naming(results)(cell)
+
+
+def naming(results: RunResults) -> Callable[[CellResult], list[str]]:
+    """The same for many cells: what the run has several of is looked up once."""
+    targets = len({cell.cell.target for cell in results.cells}) > 1
+    builds = len({cell.build for cell in results.cells}) > 1
+
+    def tell(cell: CellResult) -> list[str]:
+        told = [cell.cell.target] * targets + [f"{cell.build} build"] * builds
+        variant = cell.cell.variant + (f" ({', '.join(told)})" if told else "")
+        return [variant, cell.cell.workload, str(cell.cell.batch_size)]
+
+    return tell
 
 
 def label(results: RunResults, cell: CellResult) -> str:
@@ -48,12 +55,13 @@ def label(results: RunResults, cell: CellResult) -> str:
 def rows(results: RunResults) -> list[Row]:
     """Speculative cells in the study's order; no-SD rows carry throughput only."""
     found = []
+    tell = naming(results)
     for cell in sorted(results.cells, key=place(results)):
         speculative = cell.arm != cell.base_arm
         found.append(
             Row(
                 cell=cell,
-                name=name(results, cell),
+                name=tell(cell),
                 values=[metric.text(cell) for metric in METRICS],
                 throughput=cell.throughput.verdict if speculative or cell.throughput.verdict == "FAILED" else "-",
                 determinism=cell.determinism.verdict if speculative else "-",
@@ -64,8 +72,9 @@ def rows(results: RunResults) -> list[Row]:
 
 def place(results: RunResults) -> Callable[[CellResult], tuple[int, bool]]:
     """Sort key: cells of one target, workload and batch size together, no-SD first."""
-    units = list(dict.fromkeys((c.cell.target, c.cell.workload, c.cell.batch_size) for c in results.cells))
-    return lambda c: (units.index((c.cell.target, c.cell.workload, c.cell.batch_size)), c.arm != c.base_arm)
+    units = dict.fromkeys((c.cell.target, c.cell.workload, c.cell.batch_size) for c in results.cells)
+    order = {unit: number for number, unit in enumerate(units)}
+    return lambda c: (order[c.cell.target, c.cell.workload, c.cell.batch_size], c.arm != c.base_arm)
 
 
 def headline(results: RunResults) -> str:
@@ -74,10 +83,12 @@ def headline(results: RunResults) -> str:
         return f"Nothing ran: {results.partial or 'no cells were selected'}."
     faster = [c for c in results.cells if c.speedup and c.speedup.low > 1]
     slower = [c for c in results.cells if c.speedup and c.speedup.high < 1]
-    unclear = [c for c in results.cells if c.speedup and c not in faster and c not in slower]
+    unclear = [c for c in results.cells if c.speedup and not (c.speedup.low > 1 or c.speedup.high < 1)]
     divergent = [c for c in results.cells if c.sameness and c.sameness.causes.get("divergent")]
     differing = [
-        c for c in results.cells if c.sameness and c.sameness.identical < c.sameness.requests and c not in divergent
+        c
+        for c in results.cells
+        if c.sameness and c.sameness.identical < c.sameness.requests and not c.sameness.causes.get("divergent")
     ]
     failed = [c for c in results.cells if c.failures and any(f.purpose == "speed" for f in c.failures)]
     parts = [f"faster than no speculation: {names(results, faster)}", f"slower: {names(results, slower)}"]
