@@ -146,7 +146,8 @@ class BlockLine(UnitLine, frozen=True, kw_only=True, tag="block"):
     axis: Axis | None = None
     """Of ``trace`` blocks."""
     waited_s: float | None = None
-    """Seconds that the arm's threads, all together, were ready to run and had no CPU; None: the system does not say."""
+    """Seconds that the arm's working threads, all together, were ready to run and had no CPU; None: the system does not
+    say."""
     stolen_s: float | None = None
     """CPU seconds that a hypervisor took from this machine meanwhile, all CPUs together; None: the system does not
     say."""

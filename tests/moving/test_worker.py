@@ -566,7 +566,7 @@ def test_a_worker_answers_everything_that_an_arm_is_asked(fake_python: str, tmp_
             assert result.steps == []
             assert (result.draft_tally, result.draft_tally_reason) == (None, "")
             counted = waiting.read_sums()
-            assert (result.waited_s is None) == (counted.waited_ns is None)
+            assert (result.waited_s is None) == (counted.threads is None)
             assert (result.stolen_s is None) == (counted.stolen_ticks is None)
         stages = arm.run(block_request("stages"))
         assert [step["kind"] for step in stages.steps] == ["prefill", "decode", "decode", "decode"]

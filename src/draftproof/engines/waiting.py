@@ -1,7 +1,9 @@
 """Whether an arm had the CPU while it was timed. Part of the worker: standard library only.
 
-Two sums of the Linux kernel, read before and after a block: what the threads of this process stood ready without a CPU,
-and what a hypervisor took from the whole machine. Child processes of the engine are not in the first: neither an engine
+Two sums of the Linux kernel, read before and after a block: what the threads that did the work stood ready without a CPU,
+and what a hypervisor took from the whole machine. Helper threads that wake for a moment (an idle gloo loop looks up
+thousands of times a minute) may wait long for nothing that anybody misses: a thread counts if it ran for a twentieth of
+the time of the one that ran most. Child processes of the engine are not in the first: neither an engine
 core of its own nor the one process a GPU of tensor parallelism.
 """
 
@@ -17,11 +19,22 @@ STEAL_COLUMN = 8
 """Of the first line of /proc/stat, its label ``cpu`` counted: user, nice, system, idle, iowait, irq, softirq, steal."""
 
 
+WORKING_SHARE = 0.05
+"""A thread worked if it ran for this share of the time of the thread that ran most."""
+
+
+class Waits(NamedTuple):
+    """One thread's nanoseconds so far."""
+
+    ran: int
+    waited: int
+
+
 class Sums(NamedTuple):
     """What the kernel has counted so far; None: it does not say."""
 
-    waited_ns: dict[str, int] | None
-    """Thread id -> nanoseconds on a run queue."""
+    threads: dict[str, Waits] | None
+    """By thread id."""
     stolen_ticks: int | None
     """Clock ticks, all CPUs together."""
 
@@ -30,13 +43,12 @@ def read_sums(tasks: str = TASKS, stat: str = STAT) -> Sums:
     return Sums(read_waits(tasks), read_stolen(stat))
 
 
-def read_waits(tasks: str) -> dict[str, int] | None:
-    """Time on a run queue, thread by thread.
+def read_waits(tasks: str) -> dict[str, Waits] | None:
+    """Time on a CPU and on a run queue, thread by thread.
 
     Source: the kernel's Documentation/scheduler/sched-stats.rst; time on a CPU, time on a run queue, timeslices.
     """
-    waits: dict[str, int] = {}
-    ran_ns = 0
+    waits: dict[str, Waits] = {}
     try:
         threads = os.listdir(tasks)
     except OSError:
@@ -47,10 +59,9 @@ def read_waits(tasks: str) -> dict[str, int] | None:
                 ran, waited, _ = map(int, file.read().split())
         except (OSError, ValueError):  # it has just ended, or the kernel has no such file
             continue
-        waits[thread] = waited
-        ran_ns += ran
+        waits[thread] = Waits(ran, waited)
     # A kernel that has the file and does not count writes zeros, of threads that must have run to get here.
-    return waits if ran_ns else None
+    return waits if any(found.ran for found in waits.values()) else None
 
 
 def read_stolen(stat: str) -> int | None:
@@ -67,10 +78,15 @@ def increase(before: Sums, after: Sums) -> dict[str, float | None]:
     A thread that began meanwhile counts from zero; one that ended takes its last wait along, which is then missing.
     """
     waited_s = stolen_s = None
-    if before.waited_ns is not None and after.waited_ns is not None:
-        old = before.waited_ns
+    if before.threads is not None and after.threads is not None:
+        new = Waits(0, 0)
         # Never below zero: a thread's id may have passed to a new one.
-        waited_s = sum(max(0, ns - old.get(thread, 0)) for thread, ns in after.waited_ns.items()) / 1e9
+        rises = [
+            Waits(max(0, now.ran - old.ran), max(0, now.waited - old.waited))
+            for now, old in ((now, before.threads.get(thread, new)) for thread, now in after.threads.items())
+        ]
+        most = max((rise.ran for rise in rises), default=0)
+        waited_s = sum(rise.waited for rise in rises if rise.ran >= WORKING_SHARE * most) / 1e9
     if before.stolen_ticks is not None and after.stolen_ticks is not None:
         # Never below zero: some hypervisors let the count run back.
         stolen_s = max(0, after.stolen_ticks - before.stolen_ticks) / os.sysconf("SC_CLK_TCK")
