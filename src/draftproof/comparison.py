@@ -316,10 +316,10 @@ def tested_of(sides: Sides, quantity: Quantity, limits: Limits, study: str, *, s
     shared = [name for name in sides.shared() if all(name in run for run in (*base_runs, *new_runs))]
     if quantity.gate == "drafter" and not shared:
         return unjudged(series, quantity, "PASS", "no draft on either side: nothing that could be accepted less")
-    before = {name: statistics.fmean(run[name] for run in base_runs) for name in shared}
-    after = {name: statistics.fmean(run[name] for run in new_runs) for name in shared}
+    before = {name: statistics.fmean([run[name] for run in base_runs]) for name in shared}
+    after = {name: statistics.fmean([run[name] for run in new_runs]) for name in shared}
     sign = -1 if quantity.higher_is_better else 1
-    means = [statistics.fmean(run[name] for name in shared) for run in base_runs]
+    means = [statistics.fmean([run[name] for name in shared]) for run in base_runs]
     between = Between(sd=0.0) if same_run else between_runs(means, limit.between_run_sd)
     runs = (len(base_runs), len(new_runs))
     found = move([sign * (after[name] - before[name]) for name in shared], between, *runs)
@@ -359,7 +359,7 @@ def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> tuple[floa
 
     def mean(runs: Iterable[Series], pick: Callable[[Series], list[SetTotals]]) -> float:
         return statistics.fmean(
-            math.log(own(totals)) for one in runs for totals in pick(one) if totals.prompts in common
+            [math.log(own(totals)) for one in runs for totals in pick(one) if totals.prompts in common]
         )
 
     sign = 1 if quantity.higher_is_better else -1
