@@ -25,6 +25,7 @@ from tests.power.claims import (
     says,
     tally,
 )
+from tests.power.residuals import recorded_noise
 from tests.power.sessions import CALM, UNITS, VARIANTS, Fault
 
 SESSIONS = 75
@@ -125,3 +126,8 @@ def test_fewer_prompt_sets_than_a_gate_needs_are_not_judged(rows: list[Threshold
     fault = Fault(seconds=dict.fromkeys(VARIANTS, 2.0))
     [said] = compared(rows, 1, 8, Setting(pairs=int(least) - 1), fault)
     assert {finding.verdict for finding in said.findings} == {"INSUFFICIENT"}
+
+
+def test_noise_of_a_recorded_run_accuses_nobody_either(rows: list[Threshold]) -> None:
+    """Blocks of a real engine on a machine that had other work: their noise is wider than the model's."""
+    assert false_alarms(rows, SESSIONS, Setting(noise=recorded_noise()))["regressed"].high < MOST_WRONG
