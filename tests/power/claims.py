@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from draftproof.analysis.stats import wilson
-from draftproof.comparison import Compared, Finding, GateName, compare, mean_place
+from draftproof.comparison import Compared, Finding, compare, mean_place
 from draftproof.gate import GREEN, Verdict
 from draftproof.spec import Threshold
 from tests.power.sessions import ARMS, CLEAN, PLAIN, TARGET, VARIANTS, Fault, Noise, Order, builds, deal, run
@@ -19,6 +19,7 @@ CELL = f"{TARGET}-{VICTIM}-chat-b4"
 SLOWDOWNS = (0.05, 0.075, 0.1, 0.15, 0.2)
 PAIRS = (4, 8, 12, 16, 24, 48)
 
+Rows = Sequence[Threshold]
 Seen = Callable[[Finding], bool]
 
 
@@ -42,14 +43,19 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     def value(self) -> float:
         return self.count / self.of
 
+    @property
+    def low(self) -> float:
+        return wilson(self.count, self.of)[0]
+
+    @property
+    def high(self) -> float:
+        return wilson(self.count, self.of)[1]
+
     def __str__(self) -> str:
-        low, high = wilson(self.count, self.of)
-        return f"{self.value:6.1%} [{low:.1%}, {high:.1%}]"
+        return f"{self.value:6.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
-def compared(
-    rows: Sequence[Threshold], sessions: int, seed: int, setting: Setting, fault: Fault = CLEAN
-) -> Iterator[Compared]:
+def compared(rows: Rows, sessions: int, seed: int, setting: Setting, fault: Fault = CLEAN) -> Iterator[Compared]:
     """Sessions with `fault` against clean ones, each pair with prompts of its own."""
     for number in range(sessions):
         rng = np.random.default_rng([seed, number])
@@ -78,7 +84,7 @@ def tally(sessions: Iterable[Compared], **seen: Seen) -> dict[str, Share]:
 
 
 def says(
-    verdict: Verdict, *arms: str, gate: GateName | None = None, mean: bool | None = None, place: str | None = None
+    verdict: Verdict, *arms: str, gate: str | None = None, mean: bool | None = None, place: str | None = None
 ) -> Seen:
     """A finding with this verdict on any of these arms, at this gate; `mean`: of all cells, or of one."""
 
@@ -103,7 +109,7 @@ def not_green(finding: Finding) -> bool:
     return finding.verdict not in GREEN
 
 
-def false_alarms(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 1) -> dict[str, Share]:
+def false_alarms(rows: Rows, sessions: int, setting: Setting, seed: int = 1) -> dict[str, Share]:
     """Nothing was changed."""
     return tally(
         compared(rows, sessions, seed, setting),
@@ -113,16 +119,14 @@ def false_alarms(rows: Sequence[Threshold], sessions: int, setting: Setting, see
     )
 
 
-def at_the_limit(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 2) -> dict[str, Share]:
+def at_the_limit(rows: Rows, sessions: int, setting: Setting, seed: int = 2) -> dict[str, Share]:
     """All variants are slower by as much as is allowed: where the test errs most often."""
     limit = next(row.limit for row in rows if row.metric == "system_cost_rise")
     fault = Fault(seconds=dict.fromkeys(VARIANTS, 1 + limit))
     return tally(compared(rows, sessions, seed, setting, fault), regressed=says("REGRESSED"))
 
 
-def power(
-    rows: Sequence[Threshold], sessions: int, setting: Setting, slowdown: float, seed: int = 3
-) -> dict[str, Share]:
+def power(rows: Rows, sessions: int, setting: Setting, slowdown: float, seed: int = 3) -> dict[str, Share]:
     """One variant is slower, in all its cells: is it found at all, in its geometric mean, in one given cell?"""
     fault = Fault(seconds={VICTIM: 1 + slowdown})
     return tally(
@@ -136,48 +140,53 @@ def power(
     )
 
 
-def names(rows: Sequence[Threshold], sessions: int, setting: Setting, seed: int = 4) -> dict[str, dict[str, Share]]:
-    """Planted fault -> how often it goes by its right name, and by a wrong one."""
-    sped_up = 1 / 1.15
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault, and the findings that call it by its right name and by wrong ones."""
 
-    def count(fault: Fault, **seen: Seen) -> dict[str, Share]:
-        return tally(compared(rows, sessions, seed, setting, fault), **seen)
+    fault: Fault
+    right: Seen
+    wrong: Seen
 
-    return {
-        "one variant's seconds +15 %": count(
-            Fault(seconds={VICTIM: 1.15}),
-            right=says("REGRESSED", VICTIM, gate="system"),
-            wrong=says("REGRESSED", gate="drafter"),
-            put_down_to_no_sd=put_down_to_no_sd,
-        ),
-        "one variant's acceptance length -15 %": count(
-            Fault(acceptance={VICTIM: 0.85}),
-            right=says("REGRESSED", VICTIM, gate="drafter"),
-            wrong=says("REGRESSED", gate="system"),
-        ),
-        "all variants' seconds +15 %": count(
-            Fault(seconds=dict.fromkeys(VARIANTS, 1.15)),
-            right=says("REGRESSED", *VARIANTS, gate="system"),
-            wrong=says("REGRESSED", gate="drafter"),
-            put_down_to_no_sd=put_down_to_no_sd,
-        ),
-        "no-SD 15 % faster": count(
-            Fault(seconds={PLAIN: sped_up}),
-            right=put_down_to_no_sd,
-            wrong=says("REGRESSED", *VARIANTS),
-        ),
-        "no-SD's seconds +15 %": count(
-            Fault(seconds={PLAIN: 1.15}),
-            right=says("REGRESSED", PLAIN),
-            wrong=says("IMPROVED"),
-            put_down_to_no_sd=put_down_to_no_sd,
-        ),
-        "all arms' seconds +10 %": count(
-            Fault(machine=1.1),
-            right=says("REGRESSED", PLAIN),
-            wrong=says("REGRESSED", *VARIANTS),
-        ),
-    }
+
+NAMED = {
+    "one variant's seconds +15 %": Named(
+        fault=Fault(seconds={VICTIM: 1.15}),
+        right=says("REGRESSED", VICTIM, gate="system"),
+        wrong=says("REGRESSED", gate="drafter"),
+    ),
+    "one variant's acceptance length -15 %": Named(
+        fault=Fault(acceptance={VICTIM: 0.85}),
+        right=says("REGRESSED", VICTIM, gate="drafter"),
+        wrong=says("REGRESSED", gate="system"),
+    ),
+    "all variants' seconds +15 %": Named(
+        fault=Fault(seconds=dict.fromkeys(VARIANTS, 1.15)),
+        right=says("REGRESSED", *VARIANTS, gate="system"),
+        wrong=put_down_to_no_sd,
+    ),
+    "no-SD 15 % faster": Named(
+        fault=Fault(seconds={PLAIN: 1 / 1.15}),
+        right=put_down_to_no_sd,
+        wrong=says("REGRESSED", *VARIANTS),
+    ),
+    "no-SD's seconds +15 %": Named(
+        fault=Fault(seconds={PLAIN: 1.15}),
+        right=says("REGRESSED", PLAIN),
+        wrong=says("IMPROVED"),
+    ),
+    "all arms' seconds +10 %": Named(
+        fault=Fault(machine=1.1),
+        right=says("REGRESSED", PLAIN),
+        wrong=says("REGRESSED", *VARIANTS),
+    ),
+}
+
+
+def names(rows: Rows, sessions: int, setting: Setting, fault: str, seed: int = 4) -> dict[str, Share]:
+    """How often a fault goes by its right name, by a wrong one, and is put down to no-SD."""
+    named = NAMED[fault]
+    found = compared(rows, sessions, seed, setting, named.fault)
+    return tally(found, right=named.right, wrong=named.wrong, put_down_to_no_sd=put_down_to_no_sd)
 
 
 class Drifted(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +200,7 @@ class Drifted(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions in which anything is REGRESSED or IMPROVED."""
 
 
-def drifted(rows: Sequence[Threshold], sessions: int, setting: Setting, drift: float, seed: int = 5) -> Drifted:
+def drifted(rows: Rows, sessions: int, setting: Setting, drift: float, seed: int = 5) -> Drifted:
     """The new run drifts, the baseline did not."""
     changes, misses, verdicts = [], 0, 0
     for number in range(sessions):

@@ -151,9 +151,10 @@ def in_time(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int, 
     """
     sets, units, passes, arms = shape
     count = sets * units * passes * arms
-    line = series_of_noise(rng, noise, count) + np.log1p(noise.drift) * np.linspace(-0.5, 0.5, count)
+    line: Array = series_of_noise(rng, noise, count) + np.log1p(noise.drift) * np.linspace(-0.5, 0.5, count)
     if order == "arm after arm":
-        return np.moveaxis(line.reshape(arms, sets, units, passes), 0, -1)
+        apart: Array = np.moveaxis(line.reshape(arms, sets, units, passes), 0, -1)
+        return apart
     found = line.reshape(shape).copy()
     found[:, :, 1] = found[:, :, 1, ::-1]
     return found
@@ -164,7 +165,7 @@ def series_of_noise(rng: np.random.Generator, noise: Noise, count: int) -> Array
     if noise.residuals:
         stretches: list[float] = []
         while len(stretches) < count:
-            stretches += noise.residuals[rng.integers(len(noise.residuals))]
+            stretches += noise.residuals[int(rng.integers(len(noise.residuals)))]
         return np.array(stretches[:count])
     shocks = rng.normal(0, 1, count)
     shocks[1:] *= np.sqrt(1 - noise.rho**2)
