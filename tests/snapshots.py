@@ -42,7 +42,8 @@ class Arm:
         )
 
     def stages(self) -> StageTotals:
-        seconds = {"draft": 100 * self.draft_s, "verify": 100 * (self.step_s - self.draft_s), "prefill": 9.0}
+        verify_s = self.step_s - self.draft_s
+        seconds = {"draft": 100 * self.draft_s, "verify": 100 * verify_s, "prefill": 1e5 * self.draft_s}
         return StageTotals(prompts="p0", decode_steps=100, seconds=seconds)
 
 

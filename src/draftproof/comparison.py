@@ -201,9 +201,9 @@ def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: boo
     limit, shared = limits.of(quantity.metric, sides.last), sides.shared()
     base_runs = [logs(one, quantity.value) for one in sides.base]
     new_runs = [logs(one, quantity.value) for one in sides.new]
-    before = [statistics.fmean(run[name] for run in base_runs) for name in shared]
-    after = [statistics.fmean(run[name] for run in new_runs) for name in shared]
-    means = [statistics.fmean(run[name] for name in shared) for run in base_runs]
+    before = [statistics.fmean([run[name] for run in base_runs]) for name in shared]
+    after = [statistics.fmean([run[name] for run in new_runs]) for name in shared]
+    means = [statistics.fmean([run[name] for name in shared]) for run in base_runs]
     between = Between(sd=0.0) if same_run else between_runs(means, limit.between_run_sd)
     runs = (len(base_runs), len(new_runs))
     found = move([quantity.worse * (b - a) for a, b in zip(before, after, strict=True)], between, *runs)
@@ -232,7 +232,7 @@ def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> Own | None
 
     def better(value: PairFigure) -> float:
         new, base = (
-            statistics.fmean(found[name] for found in [logs(one, value) for one in runs] for name in shared)
+            statistics.fmean([found[name] for found in [logs(one, value) for one in runs] for name in shared])
             for runs in (sides.new, sides.base)
         )
         return -quantity.worse * (new - base)
