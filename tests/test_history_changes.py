@@ -136,8 +136,8 @@ def test_a_change_within_the_noise_is_no_regression() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_lasting_loss_shows_in_noise_that_hides_it_from_each_night(seed: int) -> None:
-    """A tenth less where nights differ by 4 %: the level of a month shows it, dated to within a few nights."""
-    levels = noise(seed, 60, 0.04)
+    """A tenth less where nights differ by 3 %: the level of a month shows it, dated to within a few nights."""
+    levels = noise(seed, 60, 0.03)
     levels[30:] += math.log(0.9)
     found = examine(list(np.exp(levels)), FIVE)
     assert found.verdict == "regression"

@@ -35,6 +35,7 @@ MAD_TO_SPREAD = 1.4826
 LAGS = 3
 MEDIAN_TO_MEAN = 1.2533
 """Standard error of a median over that of a mean, of normal noise: sqrt(pi / 2)."""
+LEVEL_ERRORS = 2.0
 ALIKE_NIGHTS = 3
 """Nights worth one independent night: (1 + r) / (1 - r) where each correlates with the night before by r = 0.5."""
 ROUNDING = 1e-9
@@ -203,14 +204,15 @@ def lasting_losses(
 ) -> list[bool]:
     """Night by night: whether it is of a long segment whose level is worse than the best before it.
 
-    In noise wider than the limit no night shows a lasting loss by itself, but the level of many nights does: it is
-    known to the standard error of a median over nights that are like their neighbours.
+    In noise wider than the limit no night shows a lasting loss by itself, but the level of many nights does, where even
+    two standard errors above it (of a median, over nights that are like their neighbours) lie beyond the limit.
     """
     lost = []
     for start, end, median in zip(starts, ends, medians, strict=True):
         best = references[start]
-        of_level = MEDIAN_TO_MEAN * spread / math.sqrt((end - start) / ALIKE_NIGHTS)
-        worse = end - start >= LASTING_NIGHTS and best is not None and exceeds(best, median, of_level, limit)
+        error = MEDIAN_TO_MEAN * spread / math.sqrt((end - start) / ALIKE_NIGHTS)
+        surely = median + LEVEL_ERRORS * error
+        worse = end - start >= LASTING_NIGHTS and best is not None and exceeds(best, surely, 0.0, limit)
         lost += [worse] * (end - start)
     return lost
 

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from draftproof.history.changes import MIN_NIGHTS, STABLE_NIGHTS
 from draftproof.history.judge import Change, Judged, percent
 from draftproof.history.series import Night, Series, machine_changes
 
@@ -68,7 +69,11 @@ def lines(judged: Sequence[Judged]) -> list[str]:
     told += skipped_lines([one.series for one in judged])
     for one in judged:
         told += [f"past: {name(one)}: {past_line(change)}" for change in one.past]
-    for verdict in ("insufficient_data", "suspicious", "regression"):
+    if short := sum(one.verdict == "insufficient_data" for one in judged):
+        told.append(
+            f"insufficient_data: {short} series have not {MIN_NIGHTS} nights that count, {STABLE_NIGHTS} of them alike"
+        )
+    for verdict in ("suspicious", "regression"):
         told += [verdict_line(one) for one in judged if one.verdict == verdict]
     told += reproduce_lines([one.current.first for one in judged if one.current is not None])
     counts = [(verdict, sum(one.verdict == verdict for one in judged)) for verdict in ORDER]
