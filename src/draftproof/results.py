@@ -150,8 +150,8 @@ def read_view(folder: RunFolder) -> View:
 
 
 def sameness_of(view: View, place: Placed, limits: list[Threshold]) -> Sameness | None:
-    """A speculative cell's outputs against no-SD's; None where there are none."""
-    if place.unit is None or not place.speculative:
+    """A speculative cell's outputs against no-SD's; None where there are none, or none that mean anything."""
+    if place.unit is None or place.arm is None or not place.speculative or place.arm.meaningless:
         return None
     width = view.noise_width(place.cell.target)
     cap = gate.noise_cap(limits)
@@ -226,6 +226,7 @@ def cell_result(
             differing,
             garbage=sameness.garbage if sameness else "",
             excess=excess,
+            meaningless=place.arm.meaningless if place.arm else "",
         ),
         excess=excess,
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),

