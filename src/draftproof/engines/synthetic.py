@@ -17,11 +17,11 @@ def gap() -> str:
     """
     if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
         return ""
-    torch = importlib.import_module("torch")
-    sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
     greedy = types.SimpleNamespace(all_greedy=True, all_random=False, generators={}, temperature=None)
     draft, bonus = 1, 2
     try:
+        torch = importlib.import_module("torch")
+        sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
         found: Any = sampler.rejection_sample(
             torch.tensor([draft], dtype=torch.int32),
             [1],
@@ -34,7 +34,7 @@ def gap() -> str:
             synthetic_mode=True,
             synthetic_conditional_rates=torch.tensor([1.0]),
         ).tolist()
-    except Exception as error:  # an assertion, an absent kernel, another signature: each is the answer
+    except Exception as error:  # an assertion, an absent module, another signature: each is the answer
         return f"{type(error).__name__}: {error}"
     return "" if found == [[draft, bonus]] else f"a draft that must be accepted came out as {found}"
 
