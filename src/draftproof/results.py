@@ -63,6 +63,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     determinism: Judgement
     informing: list[str]
     """Limits that inform: metric, limit, distance."""
+    meaningless: str = ""
+    """Why its token ids are nobody's answer; empty where they are the target's own."""
 
     @property
     def broken(self) -> list[str]:
@@ -199,6 +201,7 @@ def cell_result(
         block_outputs = view.outputs.get((line.part, key, block.pass_index), [])
         problems += soundness(block, block_outputs, cell.output_tokens if study.ignore_eos else None)
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
+    meaningless = place.arm.meaningless if place.arm else ""
     differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
     return CellResult(
         cell=cell,
@@ -226,10 +229,11 @@ def cell_result(
             differing,
             garbage=sameness.garbage if sameness else "",
             excess=excess,
-            meaningless=place.arm.meaningless if place.arm else "",
+            meaningless=meaningless,
         ),
         excess=excess,
         informing=gate.informing(cell, {"speedup": speedup.value if speedup else None}, limits),
+        meaningless=meaningless,
     )
 
 

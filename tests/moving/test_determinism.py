@@ -14,6 +14,7 @@ from draftproof.catalog import Catalog
 from draftproof.engines import BlockRequest
 from draftproof.noisefloor import FloorAxis
 from draftproof.records import Output
+from draftproof.report.view import headline
 from draftproof.results import CellResult, RunResults, analyse
 from tests.toy import FIRST, VOCABULARY, Bench, Flip, Spoil, ToyEngine, Where, rows, with_study
 
@@ -81,7 +82,9 @@ def with_option(catalog: Catalog, variant: str, **options: Any) -> Catalog:
 
 def test_drafts_accepted_at_a_set_rate_are_not_divergent(tmp_path: Path, catalog: Catalog) -> None:
     """They put wrong tokens out by design; a lossless variant beside them is held to the same limits as ever."""
-    both = with_study(with_option(catalog, "perfect", rejection_sample_method="synthetic"), matrix=rows(["perfect"]))
+    both = with_study(
+        with_option(catalog, "perfect", rejection_sample_method="synthetic"), matrix=rows(["no_sd", "perfect"])
+    )
     run = Bench(tmp_path / "synthetic", both)
     engine = run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),)))
     cell = one(run)
@@ -91,12 +94,14 @@ def test_drafts_accepted_at_a_set_rate_are_not_divergent(tmp_path: Path, catalog
     assert cell.speedup is not None
     assert (engine.scored, engine.refereed) == ([], [])
     assert "referee" not in engine.started
+    assert "divergent" not in headline(judged(run))  # nothing was looked at: "none" would be a claim
     beside = Bench(tmp_path / "beside", with_study(both, matrix=rows(["perfect", "partly"])))
     faults = (Flip(arm="perfect", rotation=1), Flip(arm="partly", rotation=2))
     engine = beside.session(ToyEngine(flips=faults, gap_nats=3.0))
     assert {request.arm for request in engine.refereed} == {"partly"}
     assert one(beside, "partly").determinism.verdict == "FAILED"
     assert one(beside).determinism.verdict == "INSUFFICIENT"
+    assert "divergent outputs: partly " in headline(judged(beside))
 
 
 def test_a_referee_is_not_loaded_for_random_weights(tmp_path: Path, catalog: Catalog) -> None:
@@ -112,6 +117,9 @@ def test_a_referee_is_not_loaded_for_random_weights(tmp_path: Path, catalog: Cat
         "the weights of target 'toy' are random numbers (load_format = 'dummy')"
     }
     assert one(run).determinism.verdict == "INSUFFICIENT"
+    told = headline(judged(run))
+    assert "outputs of 1 cells are not compared: the weights of target 'toy' are random numbers" in told
+    assert "divergent" not in told
 
 
 def test_an_exact_tie_is_no_fault(bench: MakeBench) -> None:
