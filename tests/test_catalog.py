@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,46 @@ source = "trained"
 model = "mine"
 """
 MODULE = DRAFTER.replace('"eagle"', '"mtp"')
+HOLLOW = """
+name = "hollow"
+title = "Hollow"
+source = "dummy"
+model = "org/tiny"
+[engine]
+load_format = "dummy"
+[dummy]
+tokenizer = "smollm2-135m"
+"""
+SHAPE = """
+name = "tiny"
+model = "org/tiny"
+source = "a test"
+[config]
+model_type = "llama"
+hidden_size = 8
+intermediate_size = 12
+num_hidden_layers = 4
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 4
+vocab_size = 50000
+tie_word_embeddings = true
+[loading]
+architectures = ["LlamaForCausalLM"]
+hidden_act = "silu"
+max_position_embeddings = 64
+rms_norm_eps = 1e-5
+rope_theta = 10000.0
+"""
+TAKES_HOLLOW = """
+name = "mine"
+title = "Mine"
+method = "draft_model"
+k = 3
+[drafters.hollow]
+source = "dummy"
+model = "org/tiny"
+"""
 
 # The experiments of arXiv 2601.11580, by (target, variant): data sets and batch sizes.
 CHAT_SETS = ("gsm8k", "cnndailymail", "sharegpt", "instructcoder")
@@ -208,6 +249,36 @@ def test_every_hardware_of_a_study_has_a_limit_for_ties(shipped: Catalog) -> Non
     used = {cell.hardware for name in shipped.studies for cell in shipped.study_cells(name)}
     for name in used:
         assert any(row.metric == "divergence_gap_nats" for row in shipped.thresholds[name]), name
+
+
+@pytest.mark.parametrize("hardware", ["h100", "h200"])
+def test_synthetic_studies_run_the_papers_pairs_without_weights(shipped: Catalog, hardware: str) -> None:
+    """The paper's batch sizes; nothing of the hub; n-gram lookup, whose drafts hang on the text, is not among them."""
+    variants = {
+        "llama3.1-8b-dummy": ("no_sd", "eagle_synthetic", "eagle3_synthetic"),
+        "qwen3-8b-dummy": ("no_sd", "eagle3_synthetic", "draft_model_synthetic"),
+    }
+    name = f"{hardware}-synthetic"
+    assert shapes(shipped, name) == product(variants, ("grade_math",), (1, 16, 64, 128))
+    assert {cell.hardware for cell in shipped.study_cells(name)} == {hardware}
+    for target, names in variants.items():
+        assert shipped.targets[target].source == "dummy"
+        drafters = [shipped.variants[variant].drafters[target] for variant in names[1:]]
+        assert {drafter.source for drafter in drafters} == {"dummy"}
+
+
+def test_the_sizes_differ_in_the_target_alone(shipped: Catalog) -> None:
+    """The same control, prompts and batch sizes for all three: nothing else may explain a trend."""
+    cells = shipped.study_cells("sizes-cpu")
+    by_target: dict[str, set[tuple[str, str, int, int]]] = {}
+    for cell in cells:
+        seen = by_target.setdefault(cell.target, set())
+        seen.add((cell.variant, cell.workload, cell.batch_size, cell.output_tokens))
+    assert len(by_target) == 3
+    assert len(set(map(frozenset, by_target.values()))) == 1
+    sizes = [shipped.targets[name].parameters or 0 for name in by_target]
+    assert sizes == sorted(sizes)
+    assert all(larger >= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
 
 
 # -- the paper's studies: arXiv 2601.11580 ---------------------------------------------------------------------------
@@ -679,6 +750,50 @@ REFUSED = {
         {"variants__mine": VARIANT.replace('method = "ngram"', "")},
         ["variants/mine.toml", "method must be vLLM's name of a method"],
     ),
+    "a dummy target that vLLM would load": (
+        {"targets__hollow": HOLLOW.replace('load_format = "dummy"', "")},
+        ["targets/hollow.toml", "engine.load_format must be 'dummy' for a dummy target (got None)"],
+    ),
+    "a dummy target without its table": (
+        {"targets__hollow": HOLLOW.split("[dummy]")[0]},
+        ["targets/hollow.toml", "dummy must be given exactly when source is 'dummy'", "got False"],
+    ),
+    "a dummy target of an unknown shape": (
+        {"targets__hollow": HOLLOW},
+        ["targets/hollow.toml", "model must be one whose shape is known (got 'org/tiny')", "known: ", "Qwen/Qwen3-8B"],
+    ),
+    "a dummy target of a shape that tells its size only": (
+        {"targets__hollow": HOLLOW, "shapes__tiny": SHAPE.split("[loading]")[0]},
+        ["targets/hollow.toml", "shape 'tiny': loading must be given architectures, ", "complete shapes/tiny.toml"],
+    ),
+    "a dummy target without layers": (
+        {"targets__hollow": HOLLOW + "layers = 0", "shapes__tiny": SHAPE},
+        ["targets/hollow.toml", "dummy.layers must be from 1 to the 4 of shape 'tiny' (got 0)"],
+    ),
+    "a dummy target with more layers than its shape": (
+        {"targets__hollow": HOLLOW + "layers = 5", "shapes__tiny": SHAPE},
+        ["targets/hollow.toml", "dummy.layers must be from 1 to the 4 of shape 'tiny' (got 5)"],
+    ),
+    "a dummy target with the tokenizer of an unknown one": (
+        {"targets__hollow": HOLLOW.replace("smollm2-135m", "smollm3"), "shapes__tiny": SHAPE},
+        ["targets/hollow.toml", "dummy.tokenizer", "'smollm3'", "known: ", "smollm2-135m"],
+    ),
+    "a dummy target with the tokenizer of a dummy one": (
+        {"targets__hollow": HOLLOW.replace('"smollm2-135m"', '"hollow"'), "shapes__tiny": SHAPE},
+        ["targets/hollow.toml", "dummy.tokenizer must be a target with a tokenizer of its own", "got 'hollow'"],
+    ),
+    "a dummy drafter for a target with weights": (
+        {"variants__mine": TAKES_HOLLOW.replace("hollow", '"smollm2-135m"'), "shapes__tiny": SHAPE},
+        ["variants/mine.toml", "source must be another than 'dummy' for a target with weights ('smollm2-135m')"],
+    ),
+    "a dummy drafter of an unknown shape": (
+        {
+            "variants__mine": TAKES_HOLLOW.replace("org/tiny", "org/other"),
+            "targets__hollow": HOLLOW,
+            "shapes__tiny": SHAPE,
+        },
+        ["variants/mine.toml", "model must be one whose shape is known (got 'org/other')", "known: ", "org/tiny"],
+    ),
     "no TOML": ({"variants__mine": "name = "}, ["variants/mine.toml", "not valid TOML"]),
 }
 
@@ -716,6 +831,14 @@ def test_trained_drafters_and_derived_targets_refer_to_each_other(tmp_path: Path
     assert found.drafter_weights(found.drafters["mine"]) == tmp_path / "a" / "drafters" / "mine.safetensors"
     module = overlay(tmp_path / "b", variants__mine=TAKES_MODULE, drafters__mine=MODULE, targets__mine=DERIVED)
     assert load_catalog(module).targets["relabelled"].weights_sha256 == "2"
+
+
+def test_a_dummy_target_and_its_drafter_refer_to_shapes(tmp_path: Path) -> None:
+    """The clean case: a shape that an engine can be built from, and a tokenizer of another target."""
+    folder = overlay(tmp_path, targets__hollow=HOLLOW, shapes__tiny=SHAPE, variants__mine=TAKES_HOLLOW)
+    found = load_catalog(folder)
+    assert found.needed_shape("org/tiny").name == "tiny"
+    assert found.variants["mine"].drafters["hollow"].source == "dummy"
 
 
 # -- overlays --------------------------------------------------------------------------------------------------------

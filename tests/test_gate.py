@@ -74,9 +74,19 @@ def determinism(
     limits: list[Threshold] | None = None,
     garbage: str = "",
     excess: Excess | None = None,
+    meaningless: str = "",
 ) -> Judgement:
     rows = RULES if limits is None else limits
-    return judge_determinism(make_cell(), causes, rows, failures or [], unlike or [], garbage=garbage, excess=excess)
+    return judge_determinism(
+        make_cell(),
+        causes,
+        rows,
+        failures or [],
+        unlike or [],
+        garbage=garbage,
+        excess=excess,
+        meaningless=meaningless,
+    )
 
 
 # -- throughput ------------------------------------------------------------------------------------------------------
@@ -285,6 +295,14 @@ def test_every_verdict_has_an_outcome() -> None:
 def test_each_verdict_has_one_outcome(verdict: Verdict) -> None:
     """What was not judged is skipped in a plain run, failed under `--sd-gate`, and never passed."""
     assert (outcome(verdict, gating=False), outcome(verdict, gating=True)) == OUTCOMES[verdict]
+
+
+def test_outputs_without_a_meaning_are_not_judged() -> None:
+    """Neither passed nor failed, whatever differs; an arm that did not run has failed all the same."""
+    found = determinism({"divergent": 8}, meaningless="random weights")
+    assert (found.verdict, found.reason) == ("INSUFFICIENT", "outputs are not compared: random weights")
+    assert determinism({}, failures=[make_failure()], meaningless="random weights").verdict == "FAILED"
+    assert determinism({"divergent": 8}).verdict == "FAILED"
 
 
 def test_garbage_is_not_praised_for_being_the_same() -> None:

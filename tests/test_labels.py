@@ -84,3 +84,49 @@ def test_other_models_touch_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_id_of_a_hub_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert labels.register("XiaomiMiMo/MiMo-7B-RL") is None
+
+
+# -- LM heads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def head_class(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's class of EAGLE-3 heads, as far as `labels` touches it."""
+
+    class Eagle3LlamaForCausalLM:
+        has_own_lm_head = False
+
+    module: Any = types.ModuleType("vllm.model_executor.models.llama_eagle3")
+    module.Eagle3LlamaForCausalLM = Eagle3LlamaForCausalLM
+    names = module.__name__.split(".")
+    for depth in range(1, len(names)):
+        monkeypatch.setitem(sys.modules, ".".join(names[:depth]), types.ModuleType(names[depth - 1]))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Eagle3LlamaForCausalLM
+
+
+def test_a_dummy_head_keeps_its_smaller_vocabulary(tmp_path: Path, head_class: Any) -> None:
+    """Without a checkpoint vLLM would take the target's LM head, and each draft step would cost too much."""
+    folder = folder_of(tmp_path, '{"vocab_size": 128256, "draft_vocab_size": 32000}')
+    assert labels.keep_own_head("dummy", folder)
+    assert head_class.has_own_lm_head
+
+
+@pytest.mark.parametrize(
+    ("load_format", "text"),
+    [
+        (None, '{"vocab_size": 9, "draft_vocab_size": 3}'),
+        ("auto", '{"vocab_size": 9, "draft_vocab_size": 3}'),
+        ("dummy", '{"vocab_size": 9, "draft_vocab_size": 9}'),
+        ("dummy", '{"vocab_size": 9}'),
+        ("dummy", "no JSON"),
+    ],
+    ids=["weights by default", "weights", "all ids", "another drafter", "unreadable"],
+)
+def test_other_heads_are_as_vllm_takes_them(
+    tmp_path: Path, head_class: Any, load_format: str | None, text: str
+) -> None:
+    """A checkpoint says it itself; a head that drafts all ids shares the target's, as real ones do."""
+    assert not labels.keep_own_head(load_format, folder_of(tmp_path, text))
+    assert not labels.keep_own_head(load_format, None)
+    assert not head_class.has_own_lm_head

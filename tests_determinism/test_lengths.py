@@ -9,7 +9,7 @@ from draftproof.plugin import Settle
 from draftproof.results import CellResult, RunResults
 
 
-@pytest.mark.sd_cells("speed", eos=True)
+@pytest.mark.sd_cells("speed", eos=True, meaningful=True)
 def test_output_lengths(sd_result: CellResult, sd_run: RunResults, sd_settle: Settle) -> None:
     """Mean, deviation and paired difference of each cell; told, not judged: no direction is expected of rounding."""
     broken = failed(sd_result.failures)

@@ -10,14 +10,14 @@ from draftproof.results import CellResult, RunResults
 from draftproof.spec import Variant
 
 
-@pytest.mark.sd_cells("speed", "trace", speculative=True)
+@pytest.mark.sd_cells("speed", "trace", speculative=True, meaningful=True)
 def test_same_outputs_as_no_sd(sd_result: CellResult, sd_settle: Settle) -> None:
     """No difference but ties that rounding decided, and no more of those than drafts of no effect make."""
     same = sd_result.sameness
     sd_settle(sd_result.determinism, **({"identical_share": same.share} if same else {}))
 
 
-@pytest.mark.sd_cells("speed", speculative=True)
+@pytest.mark.sd_cells("speed", speculative=True, meaningful=True)
 def test_noise_floor_is_measured(sd_result: CellResult, sd_settle: Settle) -> None:
     """Beside every comparison stands what no-SD does against itself, in a second pass and a second process."""
     broken = failed(sd_result.failures)
@@ -29,14 +29,14 @@ def test_noise_floor_is_measured(sd_result: CellResult, sd_settle: Settle) -> No
     assert 0 <= floor.repeat_identical <= floor.requests
 
 
-@pytest.mark.sd_cells("speed", speculative=True)
+@pytest.mark.sd_cells("speed", speculative=True, meaningful=True)
 def test_acceptance_repeats(sd_result: CellResult, sd_settle: Settle) -> None:
     """The same text must come with the same accepted drafts: what changes in them changes throughput unseen."""
     same = sd_result.sameness
     sd_settle(judge_repeats(same.repeats if same else None, sd_result.failures))
 
 
-@pytest.mark.sd_cells("speed", "trace", invariant=True)
+@pytest.mark.sd_cells("speed", "trace", invariant=True, meaningful=True)
 def test_batch_invariance_keeps_its_promise(
     sd_result: CellResult, sd_variant: Variant, sd_run: RunResults, sd_settle: Settle
 ) -> None:

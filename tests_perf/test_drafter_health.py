@@ -46,7 +46,7 @@ def test_acceptance_is_as_expected(sd_result: CellResult, sd_variant: Variant, s
     sd_settle(judgement)
 
 
-@pytest.mark.sd_cells("speed", "stages", speculative=True)
+@pytest.mark.sd_cells("speed", "stages", speculative=True, meaningful=True)
 def test_drafts_are_more_than_one_token(sd_result: CellResult, sd_settle: Settle) -> None:
     """A drafter that writes one token whatever it reads, and mostly not the right one, is stuck."""
     health = health_of(sd_result, sd_settle)

@@ -47,8 +47,10 @@ class Recipe:
     """What it is made from: a folder made from anything else is damaged. They lie in the manifest under these names."""
     make: Callable[[Path, Path, Say], None]
     """Gets the folder to fill, a folder for what is thrown away, and what is told of the steps."""
+    holds: str = WEIGHTS
+    """The file without which the folder is none."""
     weights_sha256: str | None = None
-    """What ``model.safetensors`` must be, where the entry states it."""
+    """What that file must be, where the entry states it."""
     weights_field: str = "weights_sha256"
     weights_advice: str = "correct the entry"
     packages: tuple[str, ...] = ()
@@ -77,12 +79,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def made_from(self, recipe: Recipe, inputs: dict[str, Any]) -> bool:
         """Whether this is the build that `recipe` asks for, by this version of the format."""
-        weights = self.files.get(WEIGHTS)
+        held = self.files.get(recipe.holds)
         return (
             self.schema_version == SCHEMA_VERSION
             and inputs == recipe.inputs
-            and weights is not None
-            and recipe.weights_sha256 in (None, weights.sha256)
+            and held is not None
+            and recipe.weights_sha256 in (None, held.sha256)
         )
 
 
@@ -242,12 +244,12 @@ def write_manifest(model: Path, recipe: Recipe) -> None:
     stamps = stamp_files(model)
     files = {name: FileFacts(file_sha256(model / name), size_bytes) for name, (size_bytes, _) in stamps.items()}
     versions = {name: package_version(name) for name in recipe.packages}
-    found = files[WEIGHTS].sha256
+    found = files[recipe.holds].sha256
     if recipe.weights_sha256 not in (None, found):
         made_by = ", ".join(f"{name} {version}" for name, version in versions.items())
         raise rule(
             recipe.weights_field,
-            f"the SHA-256 of {WEIGHTS}, {recipe.weights_sha256!r} in the entry",
+            f"the SHA-256 of {recipe.holds}, {recipe.weights_sha256!r} in the entry",
             found,
             do=(f"converted by {made_by}; " if made_by else "") + recipe.weights_advice,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import re
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 
 import msgspec
 
+from draftproof.dummies import config_of
 from draftproof.errors import DraftproofError, rule, unknown
 from draftproof.spec import Cell, Entry, Hardware, Shape, Study, Target, Threshold, TrainedDrafter, Variant, Workload
 
@@ -66,6 +68,16 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     def shape_of(self, model: str) -> Shape | None:
         """The committed shape of a model, by the id that targets and drafters name."""
         return next((shape for shape in self.shapes.values() if shape.model == model), None)
+
+    def needed_shape(self, model: str) -> Shape:
+        """The same where there must be one."""
+        shape = self.shape_of(model)
+        if shape is None:
+            known = [entry.model for entry in self.shapes.values()]
+            raise rule(
+                "model", "one whose shape is known", model, known, "add shapes/<name>.toml with --sd-catalog DIR"
+            )
+        return shape
 
     def study_cells(self, name: str) -> list[Cell]:
         """The cells of a study, in the order of its rows, each once."""
@@ -212,6 +224,14 @@ class References(NamedTuple):
         if name not in entries:
             raise DraftproofError(f"{short(self.origins[owner])}: {unknown(field, name, entries)}")
 
+    @contextlib.contextmanager
+    def told_by(self, owner: tuple[str, str]) -> Iterator[None]:
+        """What is wrong with another entry that `owner` needs is told with the owner's file."""
+        try:
+            yield
+        except DraftproofError as error:
+            raise DraftproofError(f"{short(self.origins[owner])}: {error}") from error
+
     def refuse(self, owner: tuple[str, str], field: str, must_be: str, value: str) -> NoReturn:
         raise DraftproofError(f"{short(self.origins[owner])}: {rule(field, must_be, value)}")
 
@@ -228,6 +248,28 @@ def check_derived(references: References, target: Target) -> None:
         references.refuse(owner, "derived.target", "an embedded target or one in a folder", base.name)
     if (module.kind, module.target) != ("mtp", base.name):
         references.refuse(owner, "derived.drafter", f"of kind 'mtp' and for target {base.name!r}", module.name)
+
+
+def check_dummy(references: References, target: Target) -> None:
+    """A dummy target needs a whole shape, layers that it has, and another target's tokenizer."""
+    if target.dummy is None:
+        return
+    owner, catalog = ("targets", target.name), references.catalog
+    references.check(owner, "dummy.tokenizer", "targets", target.dummy.tokenizer)
+    if catalog.targets[target.dummy.tokenizer].source == "dummy":
+        references.refuse(owner, "dummy.tokenizer", "a target with a tokenizer of its own", target.dummy.tokenizer)
+    with references.told_by(owner):
+        config_of(catalog.needed_shape(target.model), target.dummy.layers)
+
+
+def check_dummy_drafter(references: References, variant: Variant, target: str, model: str) -> None:
+    """vLLM loads a drafter as it loads its target: random weights for both, or for none."""
+    owner, catalog = ("variants", variant.name), references.catalog
+    if catalog.targets[target].source != "dummy":
+        field = f'drafters."{target}".source'
+        references.refuse(owner, field, f"another than 'dummy' for a target with weights ({target!r})", "dummy")
+    with references.told_by(owner):
+        config_of(catalog.needed_shape(model))
 
 
 def check_drafter(references: References, variant: Variant, target: str, name: str) -> None:
@@ -252,6 +294,7 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
         check(("drafters", trained.name), "target", "targets", trained.target)
     for made in catalog.targets.values():
         check_derived(references, made)
+        check_dummy(references, made)
     for shape in catalog.shapes.values():
         first = catalog.shape_of(shape.model)
         if first is not None and first.name != shape.name:
@@ -261,6 +304,8 @@ def check_references(catalog: Catalog, origins: dict[tuple[str, str], Path]) -> 
             check(("variants", variant.name), "drafters", "targets", target)
             if drafter.source == "trained":
                 check_drafter(references, variant, target, drafter.model)
+            if drafter.source == "dummy":
+                check_dummy_drafter(references, variant, target, drafter.model)
     for study in catalog.studies.values():
         owner = ("studies", study.name)
         check(owner, "hardware", "hardware", study.hardware)

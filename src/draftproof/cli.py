@@ -45,7 +45,7 @@ def models_build(
     from draftproof.errors import rule
 
     entries = load_catalog(*(catalog or []))
-    targets = {t.name: t for t in entries.targets.values() if t.source in ("embedded", "derived")}
+    targets = {t.name: t for t in entries.targets.values() if t.source in models.BUILT}
     drafters = {d.name: d for d in entries.drafters.values() if d.kind != "mtp"}
     for name in names or {**targets, **drafters}:
         if name not in targets and name not in drafters:

@@ -53,7 +53,7 @@ def examine(catalog: Catalog, python: str) -> list[Finding]:
     findings.append(hub_finding())
     for target in catalog.targets.values():
         facts = models.describe(target, catalog)
-        at_hand = facts["state"] in ("built", "present", "in hub cache") or target.source in ("embedded", "derived")
+        at_hand = facts["state"] in ("built", "present", "in hub cache") or target.source in models.BUILT
         note = " (built by the first study, or by: draftproof models build)" if facts["state"] == "not built" else ""
         findings.append(Finding(f"model {target.name}", at_hand, f"{facts['state']}{note}"))
     findings += [study_finding(catalog, name, machine, engine) for name in catalog.studies]

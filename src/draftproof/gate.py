@@ -135,11 +135,17 @@ def judge_determinism(
     *,
     garbage: str = "",
     excess: Excess | None = None,
+    meaningless: str = "",
 ) -> Judgement:
-    """Zero tolerance for divergent outputs; near ties are what rounding may do, as often as for drafts of no effect."""
+    """Zero tolerance for divergent outputs; near ties are what rounding may do, as often as for drafts of no effect.
+
+    `meaningless`: why the cell's token ids are nobody's answer, so that there is nothing to judge.
+    """
     broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
+    if meaningless:
+        return Judgement(verdict="INSUFFICIENT", reason=f"outputs are not compared: {meaningless}")
     if garbage:
         return Judgement(verdict="FAILED", reason=garbage)
     total = sum(causes.values())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from draftproof import building, models
+from draftproof import building, dummies, models
 from draftproof.analysis.memory import METHODS, Expected, Sized
 from draftproof.catalog import Catalog
 from draftproof.drafters.assembly import RELABELLED, biases
@@ -64,6 +64,8 @@ def catalog_model(target: Target, catalog: Catalog) -> Model:
     if target.source == "path":
         base = models.entry_folder("targets", target.name, catalog)
         return read_model(target.model, models.local_folder("model", target.model, base))
+    if target.dummy:
+        return Model(target.model, dummies.config_of(catalog.needed_shape(target.model), target.dummy.layers), None)
     recipe = models.target_recipe(target, catalog)
     if recipe and building.build_state(recipe) == "built":
         return read_model(target.model, recipe.folder)
@@ -134,6 +136,8 @@ def drafter_model(drafter: Drafter, variant: Variant, target: Model, catalog: Ca
         return target
     if drafter.source == "trained":
         return trained_model(catalog.get("drafters", drafter.model), target, catalog)
+    if drafter.source == "dummy":
+        return Model(drafter.model, catalog.needed_shape(drafter.model).config, None)
     if drafter.source == "path":
         base = models.entry_folder("variants", variant.name, catalog)
         return read_model(drafter.model, models.local_folder("drafter.model", drafter.model, base))

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftproof import building
+from draftproof import building, dummies
 from draftproof.building import Recipe, Say
 from draftproof.catalog import Catalog
 from draftproof.drafters import checks
@@ -20,6 +20,8 @@ from draftproof.errors import DraftproofError, rule
 from draftproof.spec import Target, TrainedDrafter, Variant
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+BUILT = ("embedded", "derived", "dummy")
+"""Sources of targets whose folder is built."""
 
 # --- which folder or id -----------------------------------------------------------------------------------------------
 
@@ -29,7 +31,7 @@ def resolve_target(target: Target, catalog: Catalog | None, *, say: Say) -> str:
 
     A relative ``path`` begins at the folder of the entry's own file; without a catalog where we run.
     """
-    if target.source in ("embedded", "derived"):
+    if target.source in BUILT:
         return str(build_target(target, catalog, say=say))
     if target.source == "path":
         return str(local_folder("model", target.model, entry_folder("targets", target.name, catalog)))
@@ -48,10 +50,13 @@ def resolve_drafter(variant: Variant, target: Target, target_path: str, catalog:
         return target_path
     if drafter.source == "trained":
         return resolve_trained(catalog.get("drafters", drafter.model), variant, target, target_path, catalog, say)
+    if drafter.source == "dummy":
+        return str(building.build(dummies.drafter_recipe(catalog.needed_shape(drafter.model)), say=say))
     if drafter.source == "path":
         folder = local_folder("drafter.model", drafter.model, entry_folder("variants", variant.name, catalog))
-        options = {**variant.options, **drafter.options}
-        checks.check_folder(variant.method, folder, target_folder(target, target_path), options)
+        checks.check_folder(
+            variant.method, folder, target_folder(target, target_path), variant.options_for(target.name)
+        )
         return str(folder)
     return hub_id(drafter.model, drafter.revision, gated=drafter.gated)
 
@@ -146,10 +151,17 @@ def target_recipe(target: Target, catalog: Catalog | None) -> Recipe | None:
     """How a target is built; None where it is found and not built."""
     if target.embedded:
         return embedded_recipe(target.name, target.embedded)
-    if target.derived is None:
+    if not (target.derived or target.dummy):
         return None
     if catalog is None:
-        raise rule("catalog", "given for a derived target", None, do=f"target {target.name!r} is made of its entries")
+        must_be = f"given for a {target.source} target"
+        raise rule("catalog", must_be, None, do=f"target {target.name!r} is made of its entries")
+    if target.dummy:
+        tokenizer: Target = catalog.get("targets", target.dummy.tokenizer)
+        take_from = functools.partial(tokenizer_folder, tokenizer, catalog)
+        shape = catalog.needed_shape(target.model)
+        return dummies.target_recipe(target.name, target.dummy, shape, take_from)
+    assert target.derived is not None
     entry: TrainedDrafter = catalog.get("drafters", target.derived.drafter)
     base: Target = catalog.get("targets", target.derived.target)
     find = functools.partial(trained_on, entry, base, catalog)
@@ -166,12 +178,21 @@ def trained_on(entry: TrainedDrafter, target: Target, catalog: Catalog, say: Say
     return folder
 
 
+def tokenizer_folder(target: Target, catalog: Catalog, say: Say) -> Path:
+    """The folder of the target whose tokenizer a dummy one takes."""
+    path = resolve_target(target, catalog, say=say)
+    folder = target_folder(target, path)
+    if folder is None:
+        raise rule("dummy.tokenizer", "a target on this machine", target.name, do=f"fetch it with `hf download {path}`")
+    return folder
+
+
 def build_target(target: Target, catalog: Catalog | None, *, say: Say, verify: bool = False) -> Path:
-    """The finished folder of an embedded or derived target, see `building.build`."""
+    """The finished folder of a target that is built, see `building.build`."""
     recipe = target_recipe(target, catalog)
     if recipe is None:
         do = f"target {target.name!r} needs no build"
-        raise rule("source", "'embedded' or 'derived' to be built", target.source, do=do)
+        raise rule("source", f"one of {', '.join(map(repr, BUILT))} to be built", target.source, do=do)
     if target.derived and catalog:
         base: Target = catalog.get("targets", target.derived.target)
         if base.weights_sha256:  # else the files are hashed when it is built

@@ -10,7 +10,7 @@ import msgspec
 from draftproof.catalog import Catalog
 from draftproof.errors import DraftproofError, rule
 from draftproof.records import Role, UnitKey
-from draftproof.spec import Cell, Forced, Hardware, Study, Target, TrainedDrafter, Variant, digest
+from draftproof.spec import Cell, Entry, Forced, Hardware, Study, Target, Variant, digest
 
 DEFAULT_MAX_MODEL_TOKENS = 4096
 """Context that is assumed where a target's entry sets no ``max_model_len``."""
@@ -35,7 +35,7 @@ class ArmSpec(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     variant: str
     variant_sha256: str
-    """Of the variant's entry and its trained drafter's: an entry that changed is another plan."""
+    """Of the variant's entry and those that it is made from: an entry that changed is another plan."""
     role: Role = "run"
     build: Build = "new"
     engine: dict[str, Any]
@@ -86,8 +86,7 @@ class Place(NamedTuple):
     study: Study
     hardware: Hardware
     target: Target
-    trained: dict[str, TrainedDrafter]
-    """The catalog's drafters."""
+    catalog: Catalog
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -131,11 +130,16 @@ class Place(NamedTuple):
         )
 
     def variant_sha256(self, variant: Variant) -> str:
-        """Of the variant's entry, and of the trained drafter that it takes for this target."""
+        """Of the variant's entry, and of the entries that it and the target are made from."""
         drafter = variant.drafters.get(self.target.name)
-        if drafter is None or drafter.source != "trained":
-            return digest(variant)
-        return digest([variant, self.trained[drafter.model]])
+        made: list[Entry | None] = []
+        if drafter and drafter.source == "trained":
+            made.append(self.catalog.drafters[drafter.model])
+        if drafter and drafter.source == "dummy":
+            made.append(self.catalog.shape_of(drafter.model))
+        if self.target.source == "dummy":
+            made.append(self.catalog.shape_of(self.target.model))
+        return digest([variant, *made]) if made else digest(variant)
 
     def baseline_key(self, variant: Variant) -> str:
         """The no-SD arm that a variant is paired with: plain, or one with the settings that the variant forces."""
@@ -156,10 +160,7 @@ def build_plan(catalog: Catalog, study: Study, cells: list[Cell], *, two_builds:
     groups: list[Group] = []
     for target_name, hardware_name in dict.fromkeys((cell.target, cell.hardware) for cell in cells):
         place = Place(
-            study,
-            study.on(catalog.get("hardware", hardware_name)),
-            catalog.get("targets", target_name),
-            catalog.drafters,
+            study, study.on(catalog.get("hardware", hardware_name)), catalog.get("targets", target_name), catalog
         )
         chosen = [cell for cell in cells if (cell.target, cell.hardware) == (target_name, hardware_name)]
         variants = [catalog.variants[name] for name in dict.fromkeys(cell.variant for cell in chosen)]
@@ -265,7 +266,8 @@ def speculative_config(variant: Variant, target: str, drafter_model: str | None)
     """vLLM's ``speculative_config`` for a variant on a target; None without speculation."""
     if not variant.speculative:
         return None
-    config: dict[str, Any] = {"method": variant.method, "num_speculative_tokens": variant.k, **variant.options}
+    options = variant.options_for(target)
+    config: dict[str, Any] = {"method": variant.method, "num_speculative_tokens": variant.k, **options}
     if variant.control:
         config["model"] = CONTROL_CLASS
     if variant.drafters:
@@ -278,7 +280,6 @@ def speculative_config(variant: Variant, target: str, drafter_model: str | None)
         config["model"] = drafter_model
         if drafter.revision:
             config["revision"] = drafter.revision
-        config.update(drafter.options)
     return config
 
 

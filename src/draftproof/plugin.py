@@ -35,6 +35,7 @@ MARKERS = {
     "cpu": "cells for machines without a GPU",
     "h100": "cells for H100 GPUs",
     "h100x4": "cells for four H100 GPUs",
+    "h200": "cells for H200 GPUs",
     "nightly": "cells of a nightly study",
 }
 PROGRESS_EVERY_S = 15.0
@@ -45,7 +46,9 @@ JOB_SUMMARY = "GITHUB_STEP_SUMMARY"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("draftproof", "speculative decoding in vLLM (draftproof)")
     group.addoption(
-        "--sd-study", metavar="NAME", help="study to run (default: nightly-h100 with -m h100, else default)"
+        "--sd-study",
+        metavar="NAME",
+        help="study to run (default: nightly-h100 with -m h100, h200-synthetic with -m h200, else default)",
     )
     group.addoption(
         "--sd-catalog",
@@ -95,8 +98,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def default_study(markexpr: str) -> str:
-    """``-m h100`` asks for the GPU's nightly study, anything else for the default one."""
-    return "nightly-h100" if re.search(r"(?<!not )\bh100", markexpr) else "default"
+    """A GPU's marker asks for the study that is made for it, anything else for the default one."""
+    for marker, study in (("h100", "nightly-h100"), ("h200", "h200-synthetic")):
+        if re.search(rf"(?<!not )\b{marker}", markexpr):
+            return study
+    return "default"
 
 
 def sd_session(config: pytest.Config) -> Session:
@@ -160,6 +166,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("sd_served", [param], indirect=True, scope="session")
     if "sd_cell" not in metafunc.fixturenames:
         return
+    from draftproof.spec import meaningless
+
     session = sd_session(metafunc.config)
     marker = metafunc.definition.get_closest_marker("sd_cells")
     wanted = marker.kwargs if marker else {}
@@ -175,6 +183,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "eos": not session.study.ignore_eos,
             "first_of_variant": new,
             "against": session.compares,
+            "meaningful": not meaningless(variant, session.catalog.targets[cell.target]),
         }
         if any(traits[name] != value for name, value in wanted.items()):
             continue

@@ -67,6 +67,8 @@ class ArmLine(Line, frozen=True, kw_only=True, tag="arm"):
     config_sha256: str
     control: str = ""
     """Kind of its control proposer; empty without one."""
+    meaningless: str = ""
+    """Why its token ids are nobody's answer (see `spec.meaningless`); empty where they are the target's own."""
 
 
 class WorkloadLine(Line, frozen=True, kw_only=True, tag="workload"):

@@ -109,14 +109,17 @@ class Referee:
         )
 
     def _differences(self) -> list[tuple[Unit, str, list[ScoreRequest]]]:
-        """(unit, no-SD arm, first differences from it) of all arms."""
+        """(unit, no-SD arm, first differences from it) of all arms whose tokens mean something."""
         ledger, group = self._ledger, self._group
+        left_out = {line.arm for line in ledger.arms if line.group == group.index and line.meaningless}
         speed = [line for line in ledger.rotations if line.purpose == "speed" and line.group == group.index]
         outputs = tables.read_outputs(ledger.folder.path, {line.part for line in speed})
         found = []
         for unit in group.units:
             lines = [line for line in speed if line.unit == unit.key]
             for base, key in references(unit.arms):
+                if key in left_out:
+                    continue
                 wanted = [request for line in lines for request in self._of_rotation(unit, line, outputs, base, key)]
                 found.append((unit, base, wanted))
         return found

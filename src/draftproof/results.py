@@ -72,6 +72,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     determinism: Judgement
     informing: list[str]
     """Limits that inform: metric, limit, distance."""
+    meaningless: str = ""
+    """Why its token ids are nobody's answer; empty where they are the target's own."""
 
     @property
     def broken(self) -> list[str]:
@@ -174,8 +176,8 @@ def read_view(folder: RunFolder) -> View:
 
 
 def sameness_of(view: View, place: Placed, limits: list[Threshold]) -> Sameness | None:
-    """A speculative cell's outputs against no-SD's; None where there are none."""
-    if place.unit is None or not place.speculative:
+    """A speculative cell's outputs against no-SD's; None where there are none, or none that mean anything."""
+    if place.unit is None or place.arm is None or not place.speculative or place.arm.meaningless:
         return None
     width = view.noise_width(place.cell.target)
     cap = gate.noise_cap(limits)
@@ -218,6 +220,7 @@ def cell_result(
     for block, outputs in ours:
         problems += soundness(block, outputs, cell.output_tokens if study.ignore_eos else None)
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
+    meaningless = place.arm.meaningless if place.arm else ""
     differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
     return CellResult(
         cell=cell,
@@ -250,9 +253,11 @@ def cell_result(
             differing,
             garbage=sameness.garbage if sameness else "",
             excess=excess,
+            meaningless=meaningless,
         ),
         excess=excess,
         informing=gate.informing(cell, {"speedup": speedup, gate.BY_PAPER: by_paper}, limits),
+        meaningless=meaningless,
     )
 
 

@@ -19,7 +19,7 @@ from draftproof.prompts import PromptSets
 from draftproof.records import ArmLine, RunFolder, SessionLine
 from draftproof.referee import Referee
 from draftproof.rotations import Rotations
-from draftproof.spec import Purpose, Target, Variant, Workload, digest
+from draftproof.spec import Purpose, Target, Variant, Workload, digest, meaningless
 from draftproof.workloads import LoadedWorkload
 
 NO_MODEL = "model"
@@ -122,6 +122,7 @@ class Runner:
             speculative_config=public,
             config_sha256=digest(arm.facts.resolved),
             control=variant.control.kind if variant.control else "",
+            meaningless=meaningless(variant, group.target),
         )
         self._check_unchanged(arm, line)
         self.ledger.add(line)

@@ -23,6 +23,12 @@ together, so that an arm is loaded twice a run."""
 NO_SD = "none"
 """The `method` of the variant without speculative decoding."""
 
+DUMMY_WEIGHTS = "dummy"
+"""vLLM's ``load_format`` that fills weights with random numbers."""
+
+SYNTHETIC = "synthetic"
+"""vLLM's ``rejection_sample_method`` that accepts drafts at a set rate, right or wrong."""
+
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every catalog entry: unknown keys are errors."""
@@ -65,9 +71,9 @@ class ExpectedAcceptance(Entry, frozen=True, kw_only=True):
 class Drafter(Entry, frozen=True, kw_only=True):
     """What proposes for one target."""
 
-    source: Literal["hub", "path", "self", "trained"] = "hub"
+    source: Literal["hub", "path", "self", "trained", "dummy"] = "hub"
     """``hub``: a Hugging Face id; ``path``: a local folder; ``self``: the target's own weights; ``trained``: a drafter
-    of the catalog."""
+    of the catalog; ``dummy``: random weights in the shape of `model`."""
     model: str = ""
     revision: str | None = None
     gated: bool = False
@@ -152,6 +158,11 @@ class Variant(Entry, frozen=True, kw_only=True):
         drafter = self.drafters.get(target)
         return (drafter and drafter.expected_acceptance) or self.expected_acceptance
 
+    def options_for(self, target: str) -> dict[str, Any]:
+        """Further keys of ``speculative_config`` on this target: its drafter's go over the variant's."""
+        drafter = self.drafters.get(target)
+        return {**self.options, **(drafter.options if drafter else {})}
+
     @property
     def speculative(self) -> bool:
         return self.method != NO_SD
@@ -217,9 +228,20 @@ class Shape(Entry, frozen=True, kw_only=True):
     """Where the configuration comes from."""
     config: dict[str, Any]
     """Keys of ``config.json``: all that decide how many weights there are, and no others."""
+    loading: dict[str, Any] = {}
+    """Further keys of ``config.json`` that an engine needs to build the model (architecture, positions, norms)."""
 
     def __post_init__(self) -> None:
         require(bool(self.source.strip()), "source", "where the configuration comes from", self.source)
+
+
+class Dummy(Entry, frozen=True, kw_only=True):
+    """A target without weights: the shape of its `model` with a tokenizer of another target, filled at random."""
+
+    tokenizer: str
+    """The target whose tokenizer and chat template it has."""
+    layers: int | None = None
+    """Fewer than the shape's; absent: all of them."""
 
 
 class Target(Entry, frozen=True, kw_only=True):
@@ -227,7 +249,7 @@ class Target(Entry, frozen=True, kw_only=True):
 
     name: str
     title: str
-    source: Literal["embedded", "derived", "hub", "path"]
+    source: Literal["embedded", "derived", "hub", "path", "dummy"]
     model: str
     revision: str | None = None
     """A commit hash where the source gives one, never an invented one; else the resolved revision is recorded."""
@@ -241,17 +263,32 @@ class Target(Entry, frozen=True, kw_only=True):
     """Keyword arguments of the chat template (``enable_thinking``, ...)."""
     embedded: Embedded | None = None
     derived: Derived | None = None
+    dummy: Dummy | None = None
 
     def __post_init__(self) -> None:
-        for source in ("embedded", "derived"):
+        for source in ("embedded", "derived", "dummy"):
             has = getattr(self, source) is not None
             require(has == (self.source == source), source, f"given exactly when source is '{source}'", has)
+        found = self.engine.get("load_format")
+        require(not self.dummy or found == DUMMY_WEIGHTS, "engine.load_format", "'dummy' for a dummy target", found)
 
     @property
     def weights_sha256(self) -> str | None:
         """SHA-256 of its ``model.safetensors``, where the entry states it."""
         stated = self.embedded or self.derived
         return stated.weights_sha256 if stated else None
+
+
+def meaningless(variant: Variant, target: Target) -> str:
+    """Why the token ids of a variant on a target are nobody's answer; empty where they are the target's own.
+
+    Such cells have throughput, stages and counts of drafts, and no outputs to be compared with anything.
+    """
+    if target.engine.get("load_format") == DUMMY_WEIGHTS:
+        return f"the weights of target {target.name!r} are random numbers (load_format = {DUMMY_WEIGHTS!r})"
+    if variant.options_for(target.name).get("rejection_sample_method") == SYNTHETIC:
+        return f"variant {variant.name!r} accepts drafts right or wrong (rejection_sample_method = {SYNTHETIC!r})"
+    return ""
 
 
 class Workload(Entry, frozen=True, kw_only=True):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from draftproof import referee
+from draftproof.catalog import Catalog
 from draftproof.engines import BlockRequest
 from draftproof.noisefloor import FloorAxis
 from draftproof.records import Output
+from draftproof.report.view import headline
 from draftproof.results import CellResult, RunResults, analyse
-from tests.toy import FIRST, VOCABULARY, Bench, Flip, Spoil, ToyEngine, Where, rows
+from tests.toy import FIRST, VOCABULARY, Bench, Flip, Spoil, ToyEngine, Where, rows, with_study
 
 MakeBench = Callable[..., Bench]
 
@@ -69,6 +72,54 @@ def test_planted_faults_are_divergent(bench: MakeBench, fault: str) -> None:
     assert set(cell.sameness.causes) == {"identical", "divergent"}
     assert {difference.rotation for difference in cell.sameness.differences} == {1}
     assert clean.determinism.verdict == "PASS"
+
+
+def with_option(catalog: Catalog, variant: str, **options: Any) -> Catalog:
+    """The catalog with further keys of ``speculative_config`` in one variant."""
+    entry = msgspec.structs.replace(catalog.variants[variant], options=options)
+    return msgspec.structs.replace(catalog, variants={**catalog.variants, variant: entry})
+
+
+def test_drafts_accepted_at_a_set_rate_are_not_divergent(tmp_path: Path, catalog: Catalog) -> None:
+    """They put wrong tokens out by design; a lossless variant beside them is held to the same limits as ever."""
+    both = with_study(
+        with_option(catalog, "perfect", rejection_sample_method="synthetic"), matrix=rows(["no_sd", "perfect"])
+    )
+    run = Bench(tmp_path / "synthetic", both)
+    engine = run.session(ToyEngine(flips=(Flip(arm="perfect", rotation=1),)))
+    cell = one(run)
+    assert cell.determinism.verdict == "INSUFFICIENT"
+    assert "accepts drafts right or wrong" in cell.determinism.reason
+    assert cell.sameness is None
+    assert cell.speedup is not None
+    assert (engine.scored, engine.refereed) == ([], [])
+    assert "referee" not in engine.started
+    assert "divergent" not in headline(judged(run))  # nothing was looked at: "none" would be a claim
+    beside = Bench(tmp_path / "beside", with_study(both, matrix=rows(["perfect", "partly"])))
+    faults = (Flip(arm="perfect", rotation=1), Flip(arm="partly", rotation=2))
+    engine = beside.session(ToyEngine(flips=faults, gap_nats=3.0))
+    assert {request.arm for request in engine.refereed} == {"partly"}
+    assert one(beside, "partly").determinism.verdict == "FAILED"
+    assert one(beside).determinism.verdict == "INSUFFICIENT"
+    assert "divergent outputs: partly " in headline(judged(beside))
+
+
+def test_a_referee_is_not_loaded_for_random_weights(tmp_path: Path, catalog: Catalog) -> None:
+    """Neither for variants nor for the A/A twin: in float32 an 8B target takes 32 GB to score nobody's answer."""
+    toy = msgspec.structs.replace(catalog.targets["toy"], engine={"max_model_len": 256, "load_format": "dummy"})
+    hollow = msgspec.structs.replace(catalog, targets={**catalog.targets, "toy": toy})
+    run = Bench(tmp_path / "hollow", with_study(hollow, matrix=rows(["perfect"])))
+    faults = (Flip(arm="perfect", rotation=1), Flip(arm="no_sd.aa", rotation=0))
+    engine = run.session(ToyEngine(flips=faults, gap_nats=3.0))
+    assert (engine.scored, engine.refereed) == ([], [])
+    assert "referee" not in engine.started
+    assert {arm.meaningless for arm in run.folder.read().arms} == {
+        "the weights of target 'toy' are random numbers (load_format = 'dummy')"
+    }
+    assert one(run).determinism.verdict == "INSUFFICIENT"
+    told = headline(judged(run))
+    assert "outputs of 1 cells are not compared: the weights of target 'toy' are random numbers" in told
+    assert "divergent" not in told
 
 
 def test_an_exact_tie_is_no_fault(bench: MakeBench) -> None:

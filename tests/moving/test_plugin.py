@@ -90,7 +90,7 @@ def test_its_options_and_markers_bear_its_name(pytester: pytest.Pytester) -> Non
     assert len(options) >= 12
     assert all(option.startswith("--sd-") for option in options)
     markers = pytester.runpytest_inprocess("--markers").stdout.str()
-    for name in ("sd_cells", "cpu", "h100", "h100x4", "nightly"):
+    for name in ("sd_cells", "cpu", "h100", "h100x4", "h200", "nightly"):
         assert f"@pytest.mark.{name}" in markers
 
 
@@ -146,6 +146,28 @@ def test_the_default_study_follows_the_marker(suites: pytest.Pytester, expressio
     found = ids(suites.runpytest_inprocess("-m", expression, "--collect-only", "-q", "tests_perf/test_throughput.py"))
     assert found
     assert all(("smollm2" in name) == (study == "default") for name in found)
+
+
+def test_h200_alone_picks_its_own_study(suites: pytest.Pytester) -> None:
+    """The only one that is made for it; the nightly study's cells would all be deselected."""
+    found = ids(suites.runpytest_inprocess("-m", "h200", "--collect-only", "-q", "tests_perf/test_throughput.py"))
+    assert "tests_perf/test_throughput.py::test_speedup[qwen3-8b-dummy-draft_model_synthetic-grade_math-b128]" in found
+
+
+def test_outputs_of_random_weights_are_not_judged(suites: pytest.Pytester) -> None:
+    """Throughput, counts, stages and acceptance of such cells are tested; what their tokens say is not."""
+    found = ids(suites.runpytest_inprocess("--sd-study", "h100-synthetic", "--collect-only", "-q", *SUITES))
+    tests = {name.partition("[")[0].rpartition("::")[2] for name in found}
+    assert tests == {
+        "test_speedup",
+        "test_records_are_sound",
+        "test_draft_counts_agree",
+        "test_acceptance_is_as_expected",
+        "test_stage_seconds",
+    }
+    assert not [name for name in found if name.startswith("tests_determinism")]
+    real = ids(suites.runpytest_inprocess("--sd-study", "nightly-h100", "--collect-only", "-q", "tests_determinism"))
+    assert "tests_determinism/test_outputs.py::test_same_outputs_as_no_sd[llama3.1-8b-eagle3-chat-b64]" in real
 
 
 def test_the_paper_figure_lists_its_cells(suites: pytest.Pytester) -> None:

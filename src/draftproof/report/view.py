@@ -94,7 +94,13 @@ def headline(results: RunResults) -> str:
     parts = [f"faster than no speculation: {names(results, faster)}", f"slower: {names(results, slower)}"]
     if unclear:
         parts.append(f"not told apart from 1.0: {names(results, unclear)}")
-    parts.append(f"divergent outputs: {names(results, divergent)}")
+    drafted = [c for c in results.cells if c.arm != c.base_arm]
+    uncompared = [c for c in drafted if c.meaningless]
+    if not drafted or len(uncompared) < len(drafted):
+        parts.append(f"divergent outputs: {names(results, divergent)}")
+    if uncompared:
+        reasons = dict.fromkeys(c.meaningless for c in uncompared)
+        parts.append(f"outputs of {len(uncompared)} cells are not compared: {', '.join(reasons)}")
     if differing:
         parts.append(f"outputs that differ without a divergence: {names(results, differing)}")
     if failed:
