@@ -54,12 +54,13 @@ class FakeEvent:
         assert enable_timing
 
     def record(self) -> None:
-        self.at_s = max(self.time.device_s, self.time.now_s)
+        self.at_s: float = max(self.time.device_s, self.time.now_s)
         self.time.events_s.append(self.at_s)
 
     def elapsed_time(self, end: FakeEvent) -> float:
         assert self.time.synchronised, "an event was read before the device was waited for"
-        return 1000 * (end.at_s - self.at_s)
+        elapsed_ms: float = 1000 * (end.at_s - self.at_s)
+        return elapsed_ms
 
 
 def scheduled(rows: int = 4, done: int = 5, prompt: int | None = None) -> Any:

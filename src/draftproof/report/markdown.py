@@ -6,7 +6,7 @@ import re
 
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import RunHeader
-from draftproof.report import determinism, view
+from draftproof.report import determinism, stages, view
 from draftproof.report.determinism import Earliest
 from draftproof.results import RunResults
 
@@ -130,9 +130,8 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             [[c.cell.variant, c.cell.workload, str(c.cell.batch_size), ratio_text(r)] for c, r in builds],
         )
     lines += outputs(results)
-    stage_head, stage_body = view.stage_table(results)
-    if stage_body:
-        lines += ["", "## Time (share of decode steps)", "", *table(stage_head, stage_body)]
+    for found in stages.tables(results):
+        lines += ["", f"## {found.title}", "", *table(found.head, found.body), "", cell_text(found.note)]
     positions = view.position_table(results)
     if positions:
         lines += [
