@@ -207,7 +207,7 @@ PARTS = (*stageclock.WORKER_PARTS, *stageclock.CORE_PARTS)
 
 
 def claimed_s(step: dict[str, Any]) -> float:
-    return sum(step[part] for part in PARTS) + step["outside_s"]
+    return float(sum(step[part] for part in (*PARTS, "outside_s")))
 
 
 # --- scopes -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftproof.analysis.stages import STAGES
+from draftproof.analysis.stages import STAGES, UNATTRIBUTED_LIMIT
 from draftproof.results import CellResult
 
 
@@ -65,3 +65,8 @@ def test_stage_seconds(sd_result: CellResult, stage: str, request: pytest.Fixtur
     )
     benchmark.pedantic(CLOCK.advance, rounds=len(sd_result.stage_rounds), iterations=1, warmup_rounds=0)
     assert all(block[stage] >= 0 for block in sd_result.stage_rounds), f"negative seconds of {stage}"
+    missed = stages.unattributed_share or 0.0
+    assert stage != "overhead" or missed <= UNATTRIBUTED_LIMIT, (
+        f"no part claims {100 * missed:.1f} % of the decode steps (at most {100 * UNATTRIBUTED_LIMIT:g} %): has this "
+        "vLLM moved work out of the scopes or methods that the stage clock knows?"
+    )

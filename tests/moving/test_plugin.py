@@ -435,6 +435,21 @@ def test_a_stage_clock_that_is_missing_is_a_skip(suites: pytest.Pytester, faulty
     assert result.ret == 0
 
 
+def test_a_step_that_the_clock_cannot_explain_fails(
+    suites: pytest.Pytester, tmp_path: Path, catalog: Catalog, overlay: Path
+) -> None:
+    """A clock that misses a tenth of the steps is broken; what it does see is still shown."""
+    run = Bench(tmp_path / "unclaimed", catalog)
+    run.session(ToyEngine(unclaimed_s=8e-4))
+    options = (*replay_options(run, overlay), "tests_perf/test_stages.py", "-k", "no_sd-short-b3")
+    result, outcomes = outcomes_of(suites, *options)
+    assert result.ret == 1
+    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [
+        "test_stage_seconds[toy-no_sd-short-b3-overhead]"
+    ]
+    result.stdout.fnmatch_lines(["*no part claims * % of the decode steps (at most 5 %)*"])
+
+
 def test_a_sick_drafter_fails_by_name(suites: pytest.Pytester, tmp_path: Path, catalog: Catalog, overlay: Path) -> None:
     """Never right and always one token; expected to be always right and only mostly so. What is well passes beside."""
     run = Bench(tmp_path / "sick", catalog)

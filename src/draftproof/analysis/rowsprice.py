@@ -46,13 +46,9 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval | 
         raise rule("level", "between 0 and 1", level)
     ordered = sorted(values)
     count = len(ordered)
-    # The largest i with P(Binomial(n, 1/2) <= i - 1) <= (1 - level) / 2.
-    outside = int(binom.ppf((1 - level) / 2, count, 0.5)) if count else 0
-    while outside > 0 and binom.cdf(outside - 1, count, 0.5) > (1 - level) / 2:
-        outside -= 1
-    if outside < 1:
-        return None
-    return Interval(float(median(ordered)), ordered[outside - 1], ordered[count - outside])
+    # The quantile is the first i with P(Binomial(n, 1/2) <= i) at the limit: one less is below it.
+    place = int(binom.ppf((1 - level) / 2, count, 0.5)) if count else 0
+    return Interval(float(median(ordered)), ordered[place - 1], ordered[count - place]) if place >= 1 else None
 
 
 def verify_seconds(steps: Iterable[dict[str, Any]], batch_size: int) -> dict[int, list[float]]:
