@@ -65,6 +65,35 @@ def test_nothing_unattributed_where_scopes_claim_all() -> None:
     assert sum_stages([make_step(step_s=19.0)]).unattributed_s == 0.0
 
 
+def test_overhead_has_its_parts_and_what_nobody_claims() -> None:
+    """Of 6 s: 1 schedule, 1 prepare, 1 bookkeeping, 2 output processing, and 1 that no part claims."""
+    found = sum_stages([make_step()])
+    assert found.overhead_s == {
+        "schedule": 1.0,
+        "prepare": 1.0,
+        "bookkeeping": 1.0,
+        "output processing": 2.0,
+        "outside the worker": 0.0,
+    }
+    assert found.unattributed_share == pytest.approx(0.05)
+    assert sum_stages([make_step(outside_s=1.0)]).unattributed_s == 0.0
+    assert found.entries() == found.seconds | {"lm_head": 1.0}
+
+
+def test_on_a_gpu_busy_and_idle_stand_in_for_what_nobody_claims() -> None:
+    """Host work overlaps the device's: what is left over would say nothing."""
+    device = {"device_busy_s": 14.0, "device_idle_s": 6.0, "workers": 2, "spread_s": 0.5, "clock": "CUDA events"}
+    found = sum_stages([{**make_step(), **device}, {**make_step(), **device}, {**make_step("prefill"), **device}])
+    assert (found.device_busy_s, found.device_idle_s) == (28.0, 12.0)
+    assert (found.unattributed_s, found.unattributed_share) == (None, None)
+    assert (found.workers, found.spread_s, found.clock) == (2, 1.0, "CUDA events")
+
+
+def test_runs_from_before_these_columns_are_read() -> None:
+    old = dict.fromkeys(("outside_s", "workers", "spread_s", "device_busy_s", "device_idle_s", "clock"))
+    assert sum_stages([{**make_step(), **old}]) == sum_stages([make_step()])
+
+
 @pytest.mark.parametrize("steps", [[], [make_step("prefill")]], ids=["none", "prefill only"])
 def test_without_decode_steps_there_are_no_shares(steps: list[dict[str, Any]]) -> None:
     found = sum_stages(steps)
@@ -87,6 +116,8 @@ def test_no_second_is_lost_or_counted_twice(steps: list[dict[str, Any]]) -> None
     """The stages add up to the steps' time, the shares to 1, and no order matters."""
     found = sum_stages(steps)
     assert sum(found.seconds.values()) == pytest.approx(sum(step["step_s"] for step in steps))
+    claimed = sum(found.overhead_s.values()) + (found.unattributed_s or 0.0)
+    assert claimed == pytest.approx(found.seconds["overhead"])
     assert found.decode_steps + found.prefill_steps == len(steps)
     assert all(value >= 0 for value in found.seconds.values())
     if found.decode_steps:

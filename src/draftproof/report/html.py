@@ -16,7 +16,7 @@ from markupsafe import Markup
 from draftproof.gate import Verdict
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import ArmLine, FailureLine, RunHeader
-from draftproof.report import view
+from draftproof.report import stages, view
 from draftproof.report.outputs import outputs
 from draftproof.report.speed import speed
 from draftproof.results import CellResult, RunResults
@@ -354,7 +354,6 @@ def render_html(results: RunResults, header: RunHeader) -> str:
     failures = collect_failures(results.cells)
     rows = shown_rows(results, failures)
     shared, arms = engines(results.arms)
-    stage_head, stage_body = view.stage_table(results)
     return (
         environment()
         .get_template("page.html.j2")
@@ -376,8 +375,7 @@ def render_html(results: RunResults, header: RunHeader) -> str:
                 for cell in [row.row.cell.cell]
                 if row.row.cell.build_ratio
             ],
-            stage_head=stage_head,
-            stage_body=stage_body,
+            stages=stages.tables(results),
             positions=view.position_table(results),
             **speed(results),
             **outputs(results),

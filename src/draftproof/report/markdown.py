@@ -6,7 +6,7 @@ import re
 
 from draftproof.metrics import METRICS, OTHER_METRICS, ratio_text
 from draftproof.records import RunHeader
-from draftproof.report import determinism, speed, view
+from draftproof.report import determinism, speed, stages, view
 from draftproof.report.determinism import Earliest, Table
 from draftproof.results import RunResults
 
@@ -139,9 +139,8 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
     if beside:
         lines += ["", f"## {speed.TITLE}", *sections(beside)]
     lines += outputs(results)
-    stage_head, stage_body = view.stage_table(results)
-    if stage_body:
-        lines += ["", "## Time (share of decode steps)", "", *table(stage_head, stage_body)]
+    for found in stages.tables(results):
+        lines += ["", f"## {found.title}", "", *table(found.head, found.body), "", cell_text(found.note)]
     positions = view.position_table(results)
     if positions:
         lines += [

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from draftproof.analysis.stages import STAGES
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.results import CellResult, RunResults
@@ -172,30 +171,6 @@ def noise_line(results: RunResults) -> str:
     if broken:
         parts.append(f"at {broken} further positions the gap is not a finite number")
     return "; ".join(parts)
-
-
-def stage_table(results: RunResults) -> tuple[list[str], list[list[str]]]:
-    """Share of each stage in the decode steps, LM head and unattributed time apart."""
-    stages = [stage for stage in STAGES if stage != "prefill"]
-    head = ["variant", "workload", "B", *stages, "LM head (in verify)", "unattributed (in overhead)", "decode steps"]
-    body = []
-    for cell in results.cells:
-        sums = cell.stages
-        if sums is None:
-            continue
-        total = sum(sums.seconds[stage] for stage in stages)
-        if total <= 0:
-            continue
-        body.append(
-            [
-                *name(results, cell),
-                *[f"{100 * sums.seconds[stage] / total:.1f} %" for stage in stages],
-                f"{100 * sums.lm_head_s / total:.1f} %",
-                f"{100 * sums.unattributed_s / total:.1f} %",
-                str(sums.decode_steps),
-            ]
-        )
-    return head, body
 
 
 def position_table(results: RunResults) -> list[list[str]]:
