@@ -96,8 +96,8 @@ def output_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         name="by-position",
         title="Tokens per step by position in the output",
         note=f"Each tenth of an output: tokens / steps, a step shared out to its tokens. {JACKKNIFE}. Unplaced "
-        "requests had steps without a draft whose place the records do not tell. summary.json has the map by request and "
-        "position.",
+        "requests had steps without a draft whose place the records do not tell. The map is in "
+        "summary.json.",
         head=["variant", "workload", "B", "tokens", "requests", "unplaced", *[f"{n}0 %" for n in range(1, 11)]],
         body=body,
         names=2,
@@ -124,8 +124,8 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         title="What rejected tokens cost",
         note="Rejected / verified draft tokens, and rejected draft tokens / rows of all steps after the prefill "
         f"({WILSON}). Verify time of the stages blocks: per row, as if each row bore the same, and per draft token, "
-        "what a drafted step takes beyond no-SD's (near 0 where memory bounds the step); lost: times the rejected tokens, "
-        "of the decode time. No intervals. -: no stages were clocked.",
+        "what a drafted step takes beyond no-SD's (near 0 where memory bounds the step); lost: times the rejected "
+        "tokens, of the decode time. No intervals. -: no stages were clocked.",
         head=[
             "variant",
             "workload",
