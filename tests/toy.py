@@ -33,6 +33,8 @@ from draftproof.engines import (
     StartRequest,
     Tokenized,
     TokenizeRequest,
+    Traced,
+    TraceRequest,
 )
 from draftproof.errors import EngineError
 from draftproof.plan import REFEREE, Plan, build_plan
@@ -257,6 +259,9 @@ class ToyArm:
         """It has crashed, and is still to be closed."""
         self.k = int(config["num_speculative_tokens"]) if config else 0
         self.wrong_every = engine.wrong_every.get(spec.variant, 0)
+        lookup = [config.get(f"prompt_lookup_{end}") for end in ("min", "max")] if config else []
+        self.lookup: list[int] = [int(length) for length in lookup if length is not None]
+        """Shortest and longest suffix that it looks up; else it drafts from the model itself."""
         self.facts = ArmFacts(
             load_s=LOAD_S,
             environment={
@@ -443,6 +448,31 @@ class ToyArm:
         context_tokens = self.facts.resolved["max_model_len"]
         limits = msgspec.structs.replace(toy_server.LIMITS, context_tokens=context_tokens, k=self.k)
         return toy_server.ToyServer(self.k, fault=fault, limits=limits).serve(request)
+
+    def trace(self, request: TraceRequest) -> list[Traced]:
+        self.check()
+        traced = []
+        for index, prompt in enumerate(request.prompts):
+            flips = [flip.position for flip in self.engine.flips if (flip.arm, flip.request) == (self.key, index)]
+            output = generate(
+                prompt, request.output_tokens, flip_at=flips[0] if flips else None, eos_at=self.engine.eos_at
+            )
+            drafts = [self.draft(prompt, output[:place]) for place in range(1, len(output))]
+            traced.append(Traced(output=output, proposals=[[], *drafts]))
+        return traced
+
+    def draft(self, prompt: list[int], committed: list[int]) -> list[int]:
+        """Up to k tokens: what followed the first earlier occurrence of the longest suffix, else its own model's."""
+        text, place = [*prompt, *committed], len(prompt) + len(committed)
+        if self.lookup:
+            shortest, longest = self.lookup
+            for n in range(longest, shortest - 1, -1):
+                for begin in range(len(text) - n):
+                    if text[begin : begin + n] == text[-n:]:
+                        return text[begin + n : begin + n + self.k]
+            return []
+        right = generate(text, self.k)
+        return [1 if is_wrong(place + at, self.wrong_every) else token for at, token in enumerate(right)]
 
     def close(self) -> None:
         with self.engine.lock:

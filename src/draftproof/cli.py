@@ -277,6 +277,49 @@ def calibrate(
     calibrate_run(run, out, target, validate=validate, say=typer.echo)
 
 
+@app.command()
+def trace(
+    variant: Annotated[str, typer.Argument(help="A variant of the catalog, or several with commas: ngram,eagle3.")],
+    workload: Annotated[str, typer.Argument(help="A workload of the catalog.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Trace file (default: traces-<target>-<workload>.jsonl in this folder).")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to trace: the workload's first that fit the context.")] = 16,
+    tokens: Annotated[int, typer.Option(help="Most output tokens of a prompt; EOS ends it earlier.")] = 128,
+    limit: Annotated[int, typer.Option(help="Most tokens drafted at a position: the largest k to simulate.")] = 20,
+    layout: Annotated[
+        str, typer.Option(help="ours, or public: that of the public traces, <target>_<workload>.jsonl.")
+    ] = "ours",
+    target: Annotated[
+        str | None, typer.Option(help="A target (default: the built one that the variants have drafters for).")
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="Hardware entry that it runs with.")] = "cpu",
+    python: Annotated[Path, typer.Option("--sd-python", help="Interpreter whose vLLM is asked.")] = Path(
+        sys.executable
+    ),
+    catalog: Catalogs = None,
+) -> None:
+    """What proposers draft at every position of no-SD's output, one token committed each time: traces for simulate."""
+    from draftproof.catalog import load_catalog
+    from draftproof.engines import open_engine
+    from draftproof.session import interpreter_path
+    from draftproof.simulator import livetraces
+
+    asked = livetraces.Asked(
+        variants=livetraces.names_of(variant),
+        workload=workload,
+        target=target,
+        hardware=hardware,
+        prompts=prompts,
+        tokens=tokens,
+        limit=limit,
+        layout=livetraces.layout_named(layout),
+        out=out,
+        python=interpreter_path("--sd-python", str(python)),
+    )
+    livetraces.trace(asked, load_catalog(*(catalog or [])), open_engine("vllm"), typer.echo)
+
+
 @traces_app.command("check")
 def traces_check(files: Annotated[list[Path], typer.Argument(help="Trace files, or folders of them.")]) -> None:
     """Validate trace files line by line (JSON lines or Parquet, this project's layout or the public traces')."""

@@ -14,6 +14,7 @@ from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.paperratio import PaperBlock, paper_ratio
 from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
+from draftproof.anatomy import Anatomies, anatomies
 from draftproof.determinism import (
     LengthTable,
     Sameness,
@@ -110,6 +111,8 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     decays: list[Decay] = []
     """Speedups over batch sizes, where a variant has several."""
+    anatomies: Anatomies = Anatomies()
+    """Where drafts were accepted and rejected."""
 
 
 def analyse(
@@ -158,6 +161,7 @@ def analyse(
         skipped=skipped or {},
         notes=notes,
         decays=decays(cells),
+        anatomies=anatomies(view, places, folder.prompts()),
     )
 
 

@@ -134,3 +134,47 @@ def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> tuple[
 
     interval = stats.binomtest(successes, total).proportion_ci(confidence_level=confidence, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of trials that come in clusters, with its interval."""
+
+    value: float
+    low: float
+    high: float
+    successes: int
+    trials: int
+    clusters: int
+
+
+def clustered_share(counts: Sequence[tuple[int, int]], confidence: float = CONFIDENCE) -> Share | None:
+    """`counts`: (successes, trials) of each cluster; None without a trial.
+
+    Wilson's interval (JASA 22, 1927) with trials / design effect in place of the trials. Design effect (Kish, Survey
+    Sampling, 1965): the share's variance between clusters over that of independent trials, 1 at least. Where all
+    trials ended alike there is no spread to see, and each cluster counts as one trial.
+    """
+    from scipy import special
+
+    counts = [(successes, trials) for successes, trials in counts if trials]
+    clusters, total = len(counts), sum(trials for _, trials in counts)
+    if not total:
+        return None
+    successes = sum(count for count, _ in counts)
+    share = successes / total
+    independent = share * (1 - share) / total
+    effective: float = clusters
+    if independent > 0 and clusters > 1:
+        spread = sum((count - share * trials) ** 2 for count, trials in counts)
+        between = spread * clusters / (clusters - 1) / total**2
+        effective = total / max(1.0, between / independent)
+    z2 = float(special.ndtri((1 + confidence) / 2)) ** 2 / effective
+    middle, reach = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+    return Share(
+        value=share,
+        low=0.0 if successes == 0 else (middle - reach) / (1 + z2),
+        high=1.0 if successes == total else (middle + reach) / (1 + z2),
+        successes=successes,
+        trials=total,
+        clusters=clusters,
+    )

@@ -149,6 +149,21 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """Further ids that end an output where EOS is not ignored."""
 
 
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of different prompts whose plain greedy outputs are traced; EOS ends an output."""
+
+    prompts: list[list[int]]
+    output_tokens: int
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, whose every step committed one token."""
+
+    output: list[int]
+    proposals: list[list[int]]
+    """As long as the output: the draft from 0, 1, ... committed tokens; none from 0, which is the prefill."""
+
+
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     environment: dict[str, Any]
@@ -178,6 +193,9 @@ class LiveArm(Protocol):
         """
 
     def serve(self, request: ServeRequest) -> Answers: ...
+
+    def trace(self, request: TraceRequest) -> list[Traced]:
+        """What the arm's proposer drafts at every position of the plain output, prompt by prompt."""
 
     def close(self) -> None: ...
 

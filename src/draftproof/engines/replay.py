@@ -18,6 +18,8 @@ from draftproof.engines import (
     StartRequest,
     Tokenized,
     TokenizeRequest,
+    Traced,
+    TraceRequest,
 )
 from draftproof.errors import EngineError
 from draftproof.records import ArmLine, BlockLine, NoiseLine, Output, RunFolder
@@ -108,6 +110,9 @@ class ReplayArm:
 
     def serve(self, request: ServeRequest) -> Answers:
         raise EngineError("replay", "a recorded run cannot answer invented requests")
+
+    def trace(self, request: TraceRequest) -> list[Traced]:
+        raise EngineError("replay", "a recorded run holds no drafts of every position; trace with an engine")
 
     def close(self) -> None:
         """Nothing to end."""

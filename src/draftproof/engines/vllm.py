@@ -28,6 +28,8 @@ from draftproof.engines import (
     StartRequest,
     Tokenized,
     TokenizeRequest,
+    Traced,
+    TraceRequest,
 )
 from draftproof.engines.surroundings import PRELOAD_VARIABLE
 from draftproof.errors import EngineError, scrub
@@ -277,6 +279,12 @@ class VllmArm:
             eos_token_id=answer["eos_token_id"],
             more_stop_ids=answer["more_stop_ids"],
         )
+
+    def trace(self, request: TraceRequest) -> list[Traced]:
+        answer = self._process.call(
+            "trace", self._hardware.block_timeout_s, prompts=request.prompts, output_tokens=request.output_tokens
+        )
+        return [Traced(**row) for row in answer["traced"]]
 
     def close(self) -> None:
         self._process.close()

@@ -374,6 +374,27 @@ class Arm:
         """One batch of unlike requests: what each user receives."""
         return serving.serve(self.llm, importlib.import_module("vllm").SamplingParams, self.script, request)
 
+    def trace(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Greedy outputs that commit one token a step, and what was drafted at each of their positions."""
+        vllm = importlib.import_module("vllm")
+        ahead = bool(self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+        watch = drafttally.DraftTrace(stageclock.worker_runner(self.llm), async_scheduling=ahead)
+        if watch.reason or not self.speculative:
+            raise ArmError("trace", watch.reason or "an arm without speculation drafts nothing")
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=request["output_tokens"])
+        with watch.running():
+            outputs = self.llm.generate(
+                [{"prompt_token_ids": row} for row in request["prompts"]], sampling, use_tqdm=False
+            )
+        kept, rows = watch.proposals(), []
+        for prompt, output in zip(request["prompts"], outputs, strict=True):
+            ids, drafts = list(output.outputs[0].token_ids), kept.get(tuple(prompt), {})
+            silent = [place for place in range(1, len(ids)) if place not in drafts]
+            if silent:
+                raise ArmError("trace", f"vLLM asked no proposer after {silent[0]} of {len(ids)} output tokens")
+            rows.append({"output": ids, "proposals": [[], *[drafts[place] for place in range(1, len(ids))]]})
+        return {"traced": rows}
+
 
 class ArmError(Exception):
     """A failure with a kind that the parent can tell apart."""
@@ -425,6 +446,7 @@ def serve(source: Any, sink: Any) -> None:
         "decode_gaps": arm.decode_gaps,
         "forced_gaps": arm.forced_gaps,
         "serve": arm.serve,
+        "trace": arm.trace,
     }
     while True:
         request = requests.get()

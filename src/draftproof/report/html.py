@@ -17,6 +17,7 @@ from draftproof.gate import Verdict
 from draftproof.metrics import METRICS, ratio_text
 from draftproof.records import ArmLine, FailureLine, RunHeader
 from draftproof.report import stages, view
+from draftproof.report.anatomy import anatomy
 from draftproof.report.outputs import outputs
 from draftproof.report.speed import speed
 from draftproof.results import CellResult, RunResults
@@ -378,6 +379,7 @@ def render_html(results: RunResults, header: RunHeader) -> str:
             stages=stages.tables(results),
             positions=view.position_table(results),
             **speed(results),
+            **anatomy(results),
             **outputs(results),
             token_chars=TOKEN_CHARS,
             shared=shared,

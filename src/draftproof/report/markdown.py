@@ -6,7 +6,7 @@ import re
 
 from draftproof.metrics import METRICS, OTHER_METRICS, ratio_text
 from draftproof.records import RunHeader
-from draftproof.report import determinism, speed, stages, view
+from draftproof.report import anatomy, determinism, speed, stages, view
 from draftproof.report.determinism import Earliest, Table
 from draftproof.results import RunResults
 
@@ -135,9 +135,9 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
             ["variant", "workload", "B", "build ratio (throughput new / base)"],
             [[c.cell.variant, c.cell.workload, str(c.cell.batch_size), ratio_text(r)] for c, r in builds],
         )
-    beside = speed.tables(results)
-    if beside:
-        lines += ["", f"## {speed.TITLE}", *sections(beside)]
+    for title, beside in ((speed.TITLE, speed.tables(results)), (anatomy.TITLE, anatomy.tables(results))):
+        if beside:
+            lines += ["", f"## {title}", *sections(beside)]
     lines += outputs(results)
     for found in stages.tables(results):
         lines += ["", f"## {found.title}", "", *table(found.head, found.body), "", cell_text(found.note)]

@@ -8,7 +8,8 @@ Two layouts, told apart by the key ``schema`` of the first line:
 
 * ours, ``{"schema": 1, "dataset", "id", "prompt_tokens" or "prompt_token_ids", "limit", "variants": {name:
   {"lengths", "token_ids", "drafted"}}}``; ``token_ids`` (the committed output) and ``drafted`` (tokens proposed at each
-  position, 0 where the lookup found nothing) are optional and as long as ``lengths``;
+  position, 0 where the lookup found nothing) are optional and as long as ``lengths``, and ``provenance`` may say where
+  they come from;
 * that of the public traces of arXiv 2601.11580, ``{"id", "prompt_token_ids", "generated_token_ids", "acc_ngram":
   {"acc_len"}, "acc_eagle": {"acc_len"}}``: a limit of 20, and the ids of the n-gram run only.
 """
@@ -68,6 +69,7 @@ class OurVariant(Entry, frozen=True, kw_only=True):
     lengths: list[int]
     token_ids: list[int] | None = None
     drafted: list[int] | None = None
+    provenance: dict[str, Any] | None = None
 
 
 class OurLine(Entry, frozen=True, kw_only=True):

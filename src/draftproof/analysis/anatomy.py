@@ -1,0 +1,417 @@
+"""Where drafts are accepted and where they are rejected: by place in the draft, by request, by place in the output.
+
+Everything is counted from the steps of each request. A prompt that was run several times (two passes, copies, several
+rotations) is one cluster: its runs are added before any interval is made.
+
+Tokens per step at a place of the output are tokens / steps, where each token carries 1 / n of the step that emitted n
+tokens. So every part of an output has a figure, and the whole has the request's own. The first token comes from the
+prefill and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from draftproof.analysis.acceptance import engine_steps
+from draftproof.analysis.lookup import lookup_trace
+from draftproof.analysis.stats import Ratio, Share, clustered_share, jackknife
+from draftproof.records import Output
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+DECILES = 10
+GROUPS = 4
+"""At most so many groups of output lengths, of about equal numbers of requests."""
+MAP_REQUESTS = MAP_BINS = 64
+METHOD = "delete-one jackknife over prompts, t quantile"
+
+
+class LookupRule(msgspec.Struct, frozen=True):
+    """Settings of an n-gram arm, in tokens."""
+
+    min_n: int
+    max_n: int
+    k: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of one block."""
+
+    prompt_id: str
+    emitted: int
+    accepted: list[int]
+    """Of each drafted step."""
+    drafted: list[int]
+    steps: int
+    """The prefill included."""
+    sizes: list[int] | None
+    """Tokens that each step emitted, the prefill first; None: it is not known where the steps without a draft were."""
+
+
+def request_of(prompt_id: str, prompt: Sequence[int], output: Output, rule: LookupRule | None) -> Request:
+    return Request(
+        prompt_id=prompt_id,
+        emitted=len(output.token_ids),
+        accepted=output.accepted,
+        drafted=output.drafted,
+        steps=engine_steps(output),
+        sizes=step_sizes(prompt, output, rule),
+    )
+
+
+def step_sizes(prompt: Sequence[int], output: Output, rule: LookupRule | None) -> list[int] | None:
+    """Tokens of each step, in order; they add up to the output.
+
+    The records hold the steps with a draft alone. Where all steps after the prefill have one, or none, that is enough.
+    Else an n-gram arm's lookup is replayed on the ids (`draftproof.analysis.lookup`), and believed only where it
+    drafts and has accepted exactly what was recorded.
+    """
+    emitted, accepted = len(output.token_ids), output.accepted
+    if not emitted:
+        return None
+    if not accepted:
+        return [1] * emitted
+    if engine_steps(output) == 1 + len(accepted):
+        return fitted([1, *[count + 1 for count in accepted]], emitted)
+    if rule is None or not prompt:
+        return None
+    trace = lookup_trace(prompt, output.token_ids, min_n=rule.min_n, max_n=rule.max_n, limit=rule.k)
+    sizes, steps, done = [1], [], 1
+    while done < emitted:
+        if trace.drafted[done]:
+            steps.append((int(trace.lengths[done]) - 1, int(trace.drafted[done])))
+        sizes.append(int(trace.lengths[done]))
+        done += sizes[-1]
+    recorded = list(zip(accepted, output.drafted, strict=True))
+    # What the length limit cut off the last accepted run was counted, but is not in the ids.
+    same = len(steps) == len(recorded) and steps[:-1] == recorded[:-1] and steps[-1][1] == recorded[-1][1]
+    return fitted(sizes, emitted) if same and steps[-1][0] <= recorded[-1][0] else None
+
+
+def fitted(sizes: list[int], emitted: int) -> list[int] | None:
+    """The last step cut to what was emitted; None where the steps do not add up to it."""
+    last = emitted - sum(sizes[:-1])
+    return [*sizes[:-1], last] if 0 < last <= sizes[-1] else None
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure a prompt: 5th, 25th, 50th, 75th and 95th percentile, interpolated."""
+
+    prompts: int
+    quantiles: list[float]
+
+
+class LengthGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Outputs of about one length, cut into ten equal parts."""
+
+    least_tokens: int
+    most_tokens: int
+    requests: int
+    deciles: list[Ratio | None]
+    """Tokens per step in each tenth; None: fewer than two prompts."""
+
+
+class Heat(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per step, prompt by prompt along the output."""
+
+    tokens_per_bin: int
+    prompts: list[str]
+    left_out: int
+    """Further prompts."""
+    values: list[list[float]]
+    """Of each prompt, bin by bin, to two digits; shorter outputs have fewer bins."""
+
+
+class VerifyCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What rejected tokens cost in the ``stages`` blocks; no intervals."""
+
+    rejected: int
+    decode_s: float
+    """Of all decode steps, whole."""
+    s_per_row: float
+    """Verify seconds (forward pass and LM head) / rows: each row bears the same."""
+    extra_s_per_draft: float | None
+    """What a draft token adds: verify seconds of a drafted step less those of a no-SD step, over its draft tokens; both
+    of steps with the whole batch. Near 0 where memory bounds the step. None without such steps."""
+
+    @property
+    def mean_share(self) -> float:
+        """Of the decode time, if each row bears the same."""
+        return self.rejected * self.s_per_row / self.decode_s
+
+    @property
+    def extra_share(self) -> float | None:
+        """Of the decode time, by what the drafts added."""
+        return None if self.extra_s_per_draft is None else self.rejected * self.extra_s_per_draft / self.decode_s
+
+
+class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant on one workload at one batch size."""
+
+    prompts: int
+    requests: int
+    unplaced: int
+    """Requests whose steps have no known place: they are in no figure by position in the output."""
+    acceptance_length: Ratio | None
+    tokens_per_step: Ratio | None
+    """Steps without a draft included, the prefill not."""
+    acceptance_length_box: Box | None
+    tokens_per_step_box: Box | None
+    survival: list[Share]
+    """Accepted at place 1, 2, ... of the draft / drafts (vLLM's per-position rate)."""
+    conditional: list[Share | None]
+    """The same / drafts that had a token there and whose tokens before it were accepted; None: there was none."""
+    lengths: list[LengthGroup]
+    heat: Heat | None
+    rejected: Share | None
+    """Rejected / verified draft tokens."""
+    rejected_rows: float | None
+    """Rejected draft tokens / rows of all steps after the prefill (drafts and one more a request and step)."""
+    cost: VerifyCost | None = None
+
+
+class HeatDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per step of one variant less another's, on the same prompts at the same places."""
+
+    tokens_per_bin: int
+    prompts: list[str]
+    left_out: int
+    values: list[list[float]]
+    longer: float
+    """Share of bins where the first emits more a step."""
+    shorter: float
+
+
+def by_prompt(requests: Iterable[Request]) -> dict[str, list[Request]]:
+    found: dict[str, list[Request]] = {}
+    for request in requests:
+        found.setdefault(request.prompt_id, []).append(request)
+    return found
+
+
+def anatomy_of(requests: Sequence[Request], cost: VerifyCost | None = None) -> Anatomy | None:
+    """None where nothing was drafted."""
+    if not any(request.drafted for request in requests):
+        return None
+    clusters = list(by_prompt(requests).values())
+    drafted = [(drafts_of(c), sum(len(r.accepted) for r in c)) for c in clusters]
+    stepped = [(sum(r.emitted - 1 for r in c), sum(r.steps - 1 for r in c)) for c in clusters]
+    tokens, steps = sum(sum(r.drafted) for r in requests), sum(r.steps - 1 for r in requests)
+    rejected = clustered_share([(rejected_of(c), sum(sum(r.drafted) for r in c)) for c in clusters])
+    return Anatomy(
+        prompts=len(clusters),
+        requests=len(requests),
+        unplaced=sum(request.sizes is None for request in requests),
+        acceptance_length=ratio_over(drafted),
+        tokens_per_step=ratio_over(stepped),
+        acceptance_length_box=box(drafted),
+        tokens_per_step_box=box(stepped),
+        survival=survival(clusters),
+        conditional=conditional(clusters),
+        lengths=length_groups(requests),
+        heat=heat(requests, bin_width(requests)),
+        rejected=rejected,
+        rejected_rows=rejected.successes / (tokens + steps) if rejected else None,
+        cost=cost,
+    )
+
+
+def drafts_of(cluster: Sequence[Request]) -> int:
+    """Tokens of drafted steps, bonus included."""
+    return sum(len(request.accepted) + sum(request.accepted) for request in cluster)
+
+
+def rejected_of(cluster: Sequence[Request]) -> int:
+    return sum(sum(request.drafted) - sum(request.accepted) for request in cluster)
+
+
+def ratio_over(counts: Sequence[tuple[float, float]]) -> Ratio | None:
+    """Sum of the first over sum of the second, clusters left out one by one; None below two that count."""
+    counts = [pair for pair in counts if pair[1] > 0]
+    if len(counts) < 2:
+        return None
+    above, below = (sum(column) for column in zip(*counts, strict=True))
+    left_out = [(above - first) / (below - second) for first, second in counts]
+    return jackknife(above / below, left_out, METHOD)
+
+
+def box(counts: Sequence[tuple[float, float]]) -> Box | None:
+    values = [first / second for first, second in counts if second]
+    if not values:
+        return None
+    return Box(prompts=len(values), quantiles=[float(value) for value in np.quantile(values, QUANTILES)])
+
+
+# --- places in the draft ----------------------------------------------------------------------------------------------
+
+
+def widest(clusters: Iterable[Sequence[Request]]) -> int:
+    return max((max(request.drafted, default=0) for cluster in clusters for request in cluster), default=0)
+
+
+def survival(clusters: Sequence[Sequence[Request]]) -> list[Share]:
+    """A draft too short to have a token at a place counts as not accepted there."""
+    found = []
+    for place in range(1, widest(clusters) + 1):
+        share = clustered_share(
+            [(sum(a >= place for r in c for a in r.accepted), sum(len(r.accepted) for r in c)) for c in clusters]
+        )
+        found += [share] if share else []
+    return found
+
+
+def conditional(clusters: Sequence[Sequence[Request]]) -> list[Share | None]:
+    found = []
+    for place in range(1, widest(clusters) + 1):
+        counts = []
+        for cluster in clusters:
+            steps = [step for r in cluster for step in zip(r.accepted, r.drafted, strict=True)]
+            tried = [accepted >= place for accepted, drafted in steps if drafted >= place and accepted >= place - 1]
+            counts.append((sum(tried), len(tried)))
+        found.append(clustered_share(counts))
+    return found
+
+
+# --- places in the output ---------------------------------------------------------------------------------------------
+
+
+def step_shares(request: Request) -> NDArray[np.float64]:
+    """For each token after the first, its part of a step: 1 / tokens of the step that emitted it."""
+    assert request.sizes is not None, "its steps have no known place"
+    sizes = np.array(request.sizes[1:])
+    return np.repeat(1 / sizes, sizes)
+
+
+def length_groups(requests: Sequence[Request]) -> list[LengthGroup]:
+    """By quartiles of the lengths, so that one length is one group; outputs of fewer than 11 tokens are left out."""
+    usable = [request for request in requests if request.sizes is not None and request.emitted > DECILES]
+    if not usable:
+        return []
+    lengths = np.array([request.emitted for request in usable])
+    inner = [part / GROUPS for part in range(1, GROUPS)]
+    edges = np.unique(np.quantile(lengths, inner, method="higher"))
+    groups = np.searchsorted(edges, lengths)
+    found = []
+    for group in np.unique(groups):
+        members = [request for request, place in zip(usable, groups, strict=True) if place == group]
+        clusters = [np.sum([tenths(r) for r in c], axis=0) for c in by_prompt(members).values()]
+        found.append(
+            LengthGroup(
+                least_tokens=min(request.emitted for request in members),
+                most_tokens=max(request.emitted for request in members),
+                requests=len(members),
+                deciles=[ratio_over([tuple(c[part].tolist()) for c in clusters]) for part in range(DECILES)],
+            )
+        )
+    return found
+
+
+def tenths(request: Request) -> NDArray[np.float64]:
+    """(Tokens, steps) of each tenth of an output; shape (10, 2)."""
+    shares = step_shares(request)
+    parts = np.arange(len(shares)) * DECILES // len(shares)
+    return np.stack([np.bincount(parts, minlength=DECILES), np.bincount(parts, shares, DECILES)], axis=1)
+
+
+def bin_width(requests: Iterable[Request]) -> int:
+    """Tokens of a bin such that the longest output has at most 64."""
+    return max(1, -(-max((request.emitted - 1 for request in requests), default=0) // MAP_BINS))
+
+
+def along(cluster: Sequence[Request], width: int) -> NDArray[np.float64] | None:
+    """Tokens per step in each bin of a prompt's output; None where no run of it has its steps placed."""
+    placed = [step_shares(request) for request in cluster if request.sizes is not None and request.emitted > 1]
+    if not placed:
+        return None
+    bins = -(-max(len(shares) for shares in placed) // width)
+    tokens, steps = np.zeros(bins), np.zeros(bins)
+    for shares in placed:
+        places = np.arange(len(shares)) // width
+        tokens += np.bincount(places, minlength=bins)
+        steps += np.bincount(places, shares, bins)
+    values: NDArray[np.float64] = tokens / steps
+    return values
+
+
+def heat(requests: Sequence[Request], width: int) -> Heat | None:
+    rows = {name: along(cluster, width) for name, cluster in by_prompt(requests).items()}
+    known = {name: row for name, row in rows.items() if row is not None}
+    if not known:
+        return None
+    names = list(known)[:MAP_REQUESTS]
+    return Heat(
+        tokens_per_bin=width,
+        prompts=names,
+        left_out=len(known) - len(names),
+        values=[rounded(known[name]) for name in names],
+    )
+
+
+def difference(first: Sequence[Request], second: Sequence[Request]) -> HeatDifference | None:
+    """Over the bins that both have of a prompt; None without a prompt that both have placed."""
+    width = bin_width([*first, *second])
+    left, right = by_prompt(first), by_prompt(second)
+    rows: dict[str, NDArray[np.float64]] = {}
+    for name in left:
+        one, other = along(left[name], width), along(right.get(name, []), width)
+        if one is not None and other is not None:
+            common = min(len(one), len(other))
+            rows[name] = one[:common] - other[:common]
+    if not rows:
+        return None
+    values = np.concatenate(list(rows.values()))
+    names = list(rows)[:MAP_REQUESTS]
+    return HeatDifference(
+        tokens_per_bin=width,
+        prompts=names,
+        left_out=len(rows) - len(names),
+        values=[rounded(rows[name]) for name in names],
+        longer=float(np.mean(values > 0)),
+        shorter=float(np.mean(values < 0)),
+    )
+
+
+def rounded(values: NDArray[np.float64]) -> list[float]:
+    return [round(value, 2) for value in values.tolist()]
+
+
+# --- what rejected tokens cost ----------------------------------------------------------------------------------------
+
+
+def verify_cost(
+    steps: Sequence[Mapping[str, Any]], accepted: int, base_steps: Sequence[Mapping[str, Any]]
+) -> VerifyCost | None:
+    """From an arm's step samples (keys as in ``steps.parquet``), the tokens accepted in them, and no-SD's samples.
+
+    None without a decode step.
+    """
+    decode = [step for step in steps if step["kind"] == "decode"]
+    rows = sum(step["rows"] for step in decode)
+    seconds = sum(step["step_s"] for step in decode)
+    if not rows or seconds <= 0:
+        return None
+    base = [step for step in base_steps if step["kind"] == "decode"]
+    largest = max(step["requests"] for step in decode)
+    whole = [step for step in decode if step["requests"] == largest and step["draft_tokens"]]
+    alone = [verify_s(step) for step in base if step["requests"] == largest]
+    extra = None
+    if whole and alone:
+        added = sum(map(verify_s, whole)) / len(whole) - sum(alone) / len(alone)
+        extra = added * len(whole) / sum(step["draft_tokens"] for step in whole)
+    return VerifyCost(
+        rejected=sum(step["draft_tokens"] for step in decode) - accepted,
+        decode_s=seconds,
+        s_per_row=sum(map(verify_s, decode)) / rows,
+        extra_s_per_draft=extra,
+    )
+
+
+def verify_s(step: Mapping[str, Any]) -> float:
+    return float(step["forward_s"] + step["lm_head_s"])

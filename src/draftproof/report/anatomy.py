@@ -1,0 +1,186 @@
+"""Where drafts are accepted and rejected, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftproof.analysis.anatomy import Anatomy, Box
+from draftproof.analysis.stats import Ratio, Share
+from draftproof.report import view
+from draftproof.report.determinism import Table
+from draftproof.results import CellResult, RunResults
+
+TITLE = "Where drafts are accepted and rejected"
+JACKKNIFE = "95 % by delete-one jackknife over prompts, both passes of a prompt added"
+WILSON = "95 % by Wilson with the trials divided by their design effect over prompts"
+
+
+def anatomy(results: RunResults) -> dict[str, Any]:
+    """What the page is given for its section."""
+    return {"anatomy_title": TITLE, "anatomy_tables": tables(results)}
+
+
+def tables(results: RunResults) -> list[Table]:
+    """All tables that the run has something for, in the order of a page."""
+    shown = [*cells(results)]
+    if not shown:
+        return []
+    made = [request_table(shown), draft_table(shown), output_table(shown), rejected_table(shown)]
+    return [table for table in [*made, difference_table(results)] if table.body]
+
+
+def cells(results: RunResults) -> Iterator[tuple[list[str], Anatomy]]:
+    """(How the cell is named, its anatomy), in the order of the closing table."""
+    known = {(found.cell, found.build): found.anatomy for found in results.anatomies.cells}
+    for row in view.rows(results):
+        if (key := (row.cell.cell.id, row.cell.build)) in known:
+            yield row.name, known[key]
+
+
+def named(results: RunResults) -> dict[tuple[str, str], CellResult]:
+    return {(cell.cell.id, cell.build): cell for cell in results.cells}
+
+
+def request_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
+    body = [
+        [
+            *name,
+            str(found.prompts),
+            ratio_text(found.acceptance_length),
+            box_text(found.acceptance_length_box),
+            ratio_text(found.tokens_per_step),
+            box_text(found.tokens_per_step_box),
+        ]
+        for name, found in shown
+    ]
+    return Table(
+        name="by-request",
+        title="By request",
+        note=f"AL: 1 + accepted / drafted steps; tok/step: tokens / steps, both without the prefill. {JACKKNIFE}; "
+        "boxes: 5th / 25th / 50th / 75th / 95th percentile over prompts.",
+        head=["variant", "workload", "B", "prompts", "AL [95 %]", "AL box", "tok/step [95 %]", "tok/step box"],
+        body=body,
+        names=2,
+    )
+
+
+def draft_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
+    """Two rows a cell, a column for each place."""
+    places = max(len(found.survival) for _, found in shown)
+    body = []
+    for name, found in shown:
+        for what, shares in (("survival", [*found.survival]), ("conditional", found.conditional)):
+            texts = [share_text(share) for share in shares]
+            body.append([*name, what, *texts, *["-"] * (places - len(texts))])
+    return Table(
+        name="by-place",
+        title="By place in the draft",
+        note="Survival: accepted there / drafts; conditional: accepted there / drafts that had a token there and whose "
+        f"tokens before it were accepted. {WILSON}.",
+        head=["variant", "workload", "B", "acceptance", *[f"place {number}" for number in range(1, places + 1)]],
+        body=body,
+        names=2,
+    )
+
+
+def output_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
+    body = []
+    for name, found in shown:
+        for group in found.lengths:
+            length = f"{group.least_tokens}"
+            length += f" to {group.most_tokens}" if group.most_tokens > group.least_tokens else ""
+            figures = [ratio_text(ratio) for ratio in group.deciles]
+            body.append([*name, length, str(group.requests), str(found.unplaced), *figures])
+    return Table(
+        name="by-position",
+        title="Tokens per step by position in the output",
+        note=f"Each tenth of an output: tokens / steps, a step shared out to its tokens. {JACKKNIFE}. Unplaced "
+        "requests had steps without a draft whose place the records do not tell. The map is in "
+        "summary.json.",
+        head=["variant", "workload", "B", "tokens", "requests", "unplaced", *[f"{n}0 %" for n in range(1, 11)]],
+        body=body,
+        names=2,
+    )
+
+
+def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
+    body = []
+    for name, found in shown:
+        cost = found.cost
+        body.append(
+            [
+                *name,
+                share_text(found.rejected),
+                percent(found.rejected_rows),
+                f"{1e3 * cost.s_per_row:.3f}" if cost else "-",
+                percent(cost.mean_share if cost else None),
+                f"{1e3 * cost.extra_s_per_draft:.3f}" if cost and cost.extra_s_per_draft is not None else "-",
+                percent(cost.extra_share if cost else None),
+            ]
+        )
+    return Table(
+        name="rejected",
+        title="What rejected tokens cost",
+        note="Rejected / verified draft tokens, and rejected draft tokens / rows of all steps after the prefill "
+        f"({WILSON}). Verify time of the stages blocks: per row, as if each row bore the same, and per draft token, "
+        "what a drafted step takes beyond no-SD's (near 0 where memory bounds the step); lost: times the rejected "
+        "tokens, of the decode time. No intervals. -: no stages were clocked.",
+        head=[
+            "variant",
+            "workload",
+            "B",
+            "rejected [95 %]",
+            "of rows",
+            "ms per row",
+            "lost, by rows",
+            "ms per draft token",
+            "lost, by drafts",
+        ],
+        body=body,
+        names=2,
+    )
+
+
+def difference_table(results: RunResults) -> Table:
+    known = named(results)
+    body = []
+    for pair in results.anatomies.differences:
+        first, second = known[pair.first, pair.build], known[pair.second, pair.build]
+        found = pair.map
+        values = [value for row in found.values for value in row]
+        body.append(
+            [
+                *view.name(results, first),
+                view.name(results, second)[0],
+                str(len(found.prompts) + found.left_out),
+                f"{sum(values) / len(values):+.2f}",
+                percent(found.longer),
+                percent(found.shorter),
+            ]
+        )
+    return Table(
+        name="differences",
+        title="N-gram less a learned drafter, on the same prompts",
+        note="Tokens per step, place by place (the map is in summary.json): mean over its bins, and the shares of bins "
+        "where either emits more. Bins of one prompt hang together: no intervals.",
+        head=["variant", "workload", "B", "less", "prompts", "mean", "longer", "shorter"],
+        body=body,
+        names=2,
+    )
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "-"
+
+
+def share_text(share: Share | None) -> str:
+    return f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]" if share else "-"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def box_text(box: Box | None) -> str:
+    return " / ".join(f"{value:.2f}" for value in box.quantiles) if box else "-"
