@@ -144,7 +144,7 @@ class Tracer:
             name="trace", title="", hardware=hardware.name, matrix=[row], output_tokens=asked.tokens, aa=False
         )
         self._asked, self._target, self._catalog, self._engine, self._say = asked, target, catalog, engine, say
-        self._place = Place(study, hardware, target, catalog.drafters)
+        self._place = Place(study, hardware, target, catalog)
         self._resolver = CatalogResolver(catalog, study, {}, Quiet(say))
         self._model = self._resolver.model(target)
         dataset = asked.workload if asked.layout == "ours" else asked.workload.replace("_", "-")
