@@ -46,7 +46,7 @@ def test_it_is_bleu_4_of_the_output_against_the_prompt(prompt: list[int], output
 
 
 def test_the_output_is_the_hypothesis() -> None:
-    """A short output that stands in a long prompt is cut by the brevity penalty; the other way round it would not be."""
+    """A short output that stands in a long prompt bears the brevity penalty; the other way round it would not."""
     assert bleu4(METRIC, list(range(20)), list(range(10))) == pytest.approx(math.exp(-1))
     assert bleu4(METRIC, list(range(20)), list(range(20))) == pytest.approx(1.0)
     assert bleu4(METRIC, [1, 2, 3], [11, 12, 13]) == 0.0

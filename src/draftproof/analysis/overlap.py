@@ -1,13 +1,14 @@
 """How much of an output stands in its prompt already, and what n-gram lookup gains by it.
 
-Overlap of a request is BLEU-4 (sacrebleu) on token ids: each id is one word of a string (``tokenize="none"``). Hypothesis:
-no-SD's output; reference: the prompt, template included; so it is the precision of the output's 1- to 4-grams, with the
-brevity penalty for outputs shorter than their prompts. Smoothing ``exp``, effective order: sacrebleu's own choice for
+Overlap of a request is BLEU-4 (sacrebleu) on token ids: each id is one word of a string (``tokenize="none"``).
+Hypothesis: no-SD's output; reference: the prompt, template included; so it is the precision of the output's 1- to
+4-grams, with the brevity penalty for outputs shorter than their prompts. Smoothing ``exp``, effective order: sacrebleu's own choice for
 single segments. Figure 9 of arXiv 2601.11580 does not say which of these it took.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class OverlapBin(msgspec.Struct, frozen=True, kw_only=True):
     few: bool
     """Fewer than ten prompts: the figure hangs on single requests."""
     advantage: Ratio | None
-    """Throughput of the n-gram variant over the learned one's, totals over the bin's prompts; None below two prompts."""
+    """Throughput of the n-gram variant over the learned one's, totals over the prompts; None below two prompts."""
 
 
 def bleu_metric() -> Any:
@@ -56,7 +57,7 @@ def bleu4(metric: Any, prompt: Sequence[int], output: Sequence[int]) -> float:
 def overlap_bins(points: Sequence[Point]) -> list[OverlapBin]:
     """All five bins, empty ones too."""
     found = []
-    for number, (low, high) in enumerate(zip(EDGES[:-1], EDGES[1:], strict=True)):
+    for number, (low, high) in enumerate(itertools.pairwise(EDGES)):
         sums = [point.sums for point in points if bin_of(point.overlap) == number]
         found.append(OverlapBin(low=low, high=high, prompts=len(sums), few=len(sums) < FEW, advantage=advantage(sums)))
     return found

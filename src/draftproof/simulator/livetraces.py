@@ -249,8 +249,8 @@ class Tracer:
         lengths = [length for row in rows if row for length in row["lengths"]]
         self._say(
             f"{variant.name}: {len(lengths)} positions, mean length {sum(lengths) / max(1, len(lengths)):.2f} at a "
-            f"limit of {self._asked.limit} drafts; {len(cut)} of {len(rows)} outputs leave no-SD's, and their traces end "
-            "there"
+            f"limit of {self._asked.limit} drafts; {len(cut)} of {len(rows)} outputs leave no-SD's, and their traces "
+            "end there"
         )
         return rows
 
