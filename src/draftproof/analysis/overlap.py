@@ -2,8 +2,8 @@
 
 Overlap of a request is BLEU-4 (sacrebleu) on token ids: each id is one word of a string (``tokenize="none"``).
 Hypothesis: no-SD's output; reference: the prompt, template included; so it is the precision of the output's 1- to
-4-grams, with the brevity penalty for outputs shorter than their prompts. Smoothing ``exp``, effective order: sacrebleu's own choice for
-single segments. Figure 9 of arXiv 2601.11580 does not say which of these it took.
+4-grams, with the brevity penalty for outputs shorter than their prompts. Smoothing ``exp``, effective order:
+sacrebleu's own choice for single segments. Figure 9 of arXiv 2601.11580 does not say which of these it took.
 """
 
 from __future__ import annotations
