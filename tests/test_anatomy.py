@@ -93,6 +93,7 @@ def test_a_lookup_that_did_otherwise_is_not_believed() -> None:
     )
     assert step_sizes(prompt, less, RULE) is None
     assert step_sizes(prompt, output, LookupRule(1, 3, 2)) is None
+    assert step_sizes([], output, RULE) is None
     assert step_sizes(prompt, output, None) is None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
+from draftproof.analysis.acceptance import engine_steps
 from draftproof.analysis.anatomy import (
     Anatomy,
     HeatDifference,
@@ -17,6 +19,8 @@ from draftproof.analysis.anatomy import (
     request_of,
     verify_cost,
 )
+from draftproof.analysis.overlap import OverlapBin, Point, bleu4, bleu_metric, overlap_bins
+from draftproof.analysis.stats import PairSums
 from draftproof.records import ArmLine, Output
 from draftproof.runview import Placed, View
 
@@ -44,9 +48,22 @@ class PairDifference(msgspec.Struct, frozen=True, kw_only=True):
     map: HeatDifference
 
 
+class PairOverlap(msgspec.Struct, frozen=True, kw_only=True):
+    """What an n-gram variant gains over a learned one, by the overlap of prompt and output."""
+
+    first: str
+    second: str
+    """Cell ids."""
+    build: str
+    basis: Literal["seconds", "steps"]
+    """Output tokens / (time to the first token + decode time) of each request; where a time lacks, tokens / steps."""
+    bins: list[OverlapBin]
+
+
 class Anatomies(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[CellAnatomy] = []
     differences: list[PairDifference] = []
+    overlaps: list[PairOverlap] = []
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -74,7 +91,7 @@ def anatomies(view: View, places: Sequence[Placed], prompts: Prompts) -> Anatomi
         found = anatomy_of(one.requests, cost_of(view, one.place))
         if found is not None:
             cells.append(CellAnatomy(cell=one.place.cell.id, build=one.place.build, anatomy=found))
-    return Anatomies(cells=cells, differences=differences(ran))
+    return Anatomies(cells=cells, differences=differences(ran), overlaps=overlaps(view, ran, prompts))
 
 
 def method(arm: ArmLine) -> str:
@@ -94,18 +111,19 @@ def requests_of(view: View, place: Placed, arm: ArmLine, prompts: Prompts) -> It
     """Every request that emitted a token, of both passes of each rotation."""
     assert place.unit is not None, "it ran"
     cell, rule = place.cell, lookup_rule(arm)
-    for prompt_id, output in outputs_of(view, place):
+    for prompt_id, output in outputs_of(view, place, place.key):
         if output.token_ids:
             prompt = prompts.get((cell.target, cell.workload, prompt_id), [])
             yield request_of(prompt_id, prompt, output, rule)
 
 
-def outputs_of(view: View, place: Placed) -> Iterator[tuple[str, Output]]:
+def outputs_of(view: View, place: Placed, key: str) -> Iterator[tuple[str, Output]]:
+    """Every request of an arm beside or of the cell, of both passes of each rotation."""
     assert place.unit is not None, "it ran"
     lines = {line.rotation: line for line in view.rotations(place.unit, "speed")}
-    for block in view.blocks(place.unit, place.key, "speed"):
+    for block in view.blocks(place.unit, key, "speed"):
         line = lines[block.rotation]
-        outputs = view.outputs.get((line.part, place.key, block.pass_index), [])
+        outputs = view.outputs.get((line.part, key, block.pass_index), [])
         yield from zip(line.prompt_ids, outputs, strict=False)
 
 
@@ -140,3 +158,47 @@ def pairs(ran: Sequence[Ran]) -> Iterator[tuple[Ran, Ran]]:
             yield from (
                 (first, second) for second in ran if second.where == first.where and method(second.arm) in LEARNED
             )
+
+
+def overlaps(view: View, ran: Sequence[Ran], prompts: Prompts) -> list[PairOverlap]:
+    """Each n-gram variant against each learned one, prompt by prompt."""
+    found = []
+    known: dict[tuple[str, str, str], float] = {}
+    for first, second in pairs(ran):
+        cell = first.place.cell
+        left, right = [outputs_by_prompt(view, one.place, one.place.key) for one in (first, second)]
+        basis: Literal["seconds", "steps"] = "seconds" if timed(left) and timed(right) else "steps"
+        points = []
+        for name, base in outputs_by_prompt(view, first.place, first.place.base_key).items():
+            key = (cell.target, cell.workload, name)
+            if name in left and name in right and key in prompts:
+                if key not in known:
+                    known[key] = bleu4(bleu_metric(), prompts[key], base[0].token_ids)
+                (tokens, taken), (base_tokens, base_taken) = cost(left[name], basis), cost(right[name], basis)
+                if min(tokens, taken, base_tokens, base_taken) > 0:
+                    sums = PairSums(tokens=tokens, seconds=taken, base_tokens=base_tokens, base_seconds=base_taken)
+                    points.append(Point(known[key], sums))
+        if points:
+            ids = cell.id, second.place.cell.id
+            bins = overlap_bins(points)
+            found.append(PairOverlap(first=ids[0], second=ids[1], build=first.place.build, basis=basis, bins=bins))
+    return found
+
+
+def outputs_by_prompt(view: View, place: Placed, key: str) -> dict[str, list[Output]]:
+    found: dict[str, list[Output]] = {}
+    for prompt_id, output in outputs_of(view, place, key):
+        found.setdefault(prompt_id, []).append(output)
+    return found
+
+
+def timed(outputs: Mapping[str, Sequence[Output]]) -> bool:
+    return all(o.ttft_s is not None and o.decode_s is not None for several in outputs.values() for o in several)
+
+
+def cost(outputs: Sequence[Output], basis: Literal["seconds", "steps"]) -> tuple[float, float]:
+    """(Output tokens, seconds or steps) of a prompt's runs together."""
+    tokens = sum(len(output.token_ids) for output in outputs)
+    if basis == "steps":
+        return tokens, sum(engine_steps(output) for output in outputs)
+    return tokens, sum((output.ttft_s or 0.0) + (output.decode_s or 0.0) for output in outputs)

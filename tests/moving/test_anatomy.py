@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +84,11 @@ def test_an_n_gram_variant_is_held_against_learned_ones(bench: Callable[..., Ben
     assert pair.map.longer > pair.map.shorter
     assert "differences" in [table.name for table in tables(results)]
     assert "eagle3" in LEARNED
+    (overlap,) = results.anatomies.overlaps
+    assert (overlap.first, overlap.second, overlap.basis) == (pair.first, pair.second, "seconds")
+    assert sum(found.prompts for found in overlap.bins) == 6
+    table = next(table for table in tables(results) if table.name == "overlap")
+    assert any("(few)" in text for text in table.body[0])
 
 
 def test_the_lookup_of_an_arm_is_what_its_records_say() -> None:
@@ -92,3 +99,10 @@ def test_the_lookup_of_an_arm_is_what_its_records_say() -> None:
     assert lookup_rule(arm(speculative_config={**config, "method": "eagle"})) is None
     assert lookup_rule(arm(speculative_config={"method": "ngram", "num_speculative_tokens": 5})) is None
     assert msgspec.structs.asdict(found) == {"min_n": 2, "max_n": 4, "k": 5}
+
+
+def test_the_library_of_bleu_is_not_imported_with_the_package() -> None:
+    """Reports without such a pair need none of it, and the plugin must start fast."""
+    code = "import sys, draftproof.plugin, draftproof.cli, draftproof.results; print('sacrebleu' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "False"

@@ -53,31 +53,33 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_of(prompt_id: str, prompt: Sequence[int], output: Output, rule: LookupRule | None) -> Request:
+    sizes = step_sizes(prompt, output, rule)
     return Request(
         prompt_id=prompt_id,
         emitted=len(output.token_ids),
         accepted=output.accepted,
         drafted=output.drafted,
-        steps=engine_steps(output),
-        sizes=step_sizes(prompt, output, rule),
+        steps=engine_steps(output) if sizes is None else len(sizes),
+        sizes=sizes,
     )
 
 
 def step_sizes(prompt: Sequence[int], output: Output, rule: LookupRule | None) -> list[int] | None:
     """Tokens of each step, in order; they add up to the output.
 
-    The records hold the steps with a draft alone. Where all steps after the prefill have one, or none, that is enough.
-    Else an n-gram arm's lookup is replayed on the ids (`draftproof.analysis.lookup`), and believed only where it
-    drafts and has accepted exactly what was recorded.
+    The records hold the steps with a draft alone. An n-gram arm's lookup (`rule`) is replayed on the ids
+    (`draftproof.analysis.lookup`), and believed only where it drafts and has accepted exactly what was recorded. The
+    other methods draft at every step after the prefill: they are believed where that adds up.
     """
     emitted, accepted = len(output.token_ids), output.accepted
     if not emitted:
         return None
     if not accepted:
         return [1] * emitted
-    if engine_steps(output) == 1 + len(accepted):
-        return fitted([1, *[count + 1 for count in accepted]], emitted)
-    if rule is None or not prompt:
+    if rule is None:
+        all_drafted = engine_steps(output) == 1 + len(accepted)
+        return fitted([1, *[count + 1 for count in accepted]], emitted) if all_drafted else None
+    if not prompt:
         return None
     trace = lookup_trace(prompt, output.token_ids, min_n=rule.min_n, max_n=rule.max_n, limit=rule.k)
     sizes, steps, done = [1], [], 1

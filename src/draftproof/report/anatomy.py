@@ -27,7 +27,7 @@ def tables(results: RunResults) -> list[Table]:
     if not shown:
         return []
     made = [request_table(shown), draft_table(shown), output_table(shown), rejected_table(shown)]
-    return [table for table in [*made, difference_table(results)] if table.body]
+    return [table for table in [*made, difference_table(results), overlap_table(results)] if table.body]
 
 
 def cells(results: RunResults) -> Iterator[tuple[list[str], Anatomy]]:
@@ -168,6 +168,35 @@ def difference_table(results: RunResults) -> Table:
         body=body,
         names=2,
     )
+
+
+def overlap_table(results: RunResults) -> Table:
+    known = named(results)
+    body = []
+    for pair in results.anatomies.overlaps:
+        first, second = known[pair.first, pair.build], known[pair.second, pair.build]
+        figures = [
+            f"{advantage_text(found.advantage)} n = {found.prompts}{' (few)' if found.few else ''}"
+            for found in pair.bins
+        ]
+        body.append([*view.name(results, first), view.name(results, second)[0], pair.basis, *figures])
+    return Table(
+        name="overlap",
+        title="N-gram against a learned drafter, by overlap of prompt and output",
+        note="Overlap: BLEU-4 of no-SD's output against its prompt, on token ids (sacrebleu, tokenize none, smoothing "
+        "exp). Output tokens / seconds of the requests (steps: per step, where no times were recorded), n-gram's over "
+        f"the other's, less 1. {JACKKNIFE}. Few: fewer than 10 prompts.",
+        head=["variant", "workload", "B", "against", "by", *[f"BLEU {n / 5:.1f}-{(n + 1) / 5:.1f}" for n in range(5)]],
+        body=body,
+        names=2,
+    )
+
+
+def advantage_text(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
+    value, low, high = (f"{100 * (end - 1):+.0f}" for end in (ratio.value, ratio.low, ratio.high))
+    return f"{value} % [{low}, {high}]"
 
 
 def ratio_text(ratio: Ratio | None) -> str:

@@ -163,8 +163,8 @@ class Tracer:
         config = None
         if variant.speculative:
             drafter = self._resolver.drafter(self._target, variant, self._model)
-            # The limit goes over k after the drafter was checked with its own: heads and models are loops, and what they
-            # draft beyond what they were trained for is what the protocol asks for.
+            # The limit goes over k after the drafter was checked with its own: heads and models are loops, and the
+            # protocol asks for what they draft beyond what they were trained for, too.
             config = speculative_config(
                 msgspec.structs.replace(variant, k=self._asked.limit), self._target.name, drafter
             )
@@ -249,7 +249,8 @@ class Tracer:
         lengths = [length for row in rows if row for length in row["lengths"]]
         self._say(
             f"{variant.name}: {len(lengths)} positions, mean length {sum(lengths) / max(1, len(lengths)):.2f} at a "
-            f"limit of {self._asked.limit} drafts; {len(cut)} of {len(rows)} outputs leave no-SD's, their traces end there"
+            f"limit of {self._asked.limit} drafts; {len(cut)} of {len(rows)} outputs leave no-SD's, and their traces "
+            "end there"
         )
         return rows
 
