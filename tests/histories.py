@@ -25,6 +25,7 @@ def limit_row(metric: str, limit: float, **fields: Any) -> Threshold:
 LIMITS = {
     "cpu": [
         limit_row("throughput_drop", 0.05),
+        limit_row("speedup_drop", 0.05),
         limit_row("acceptance_drop", 0.05),
         limit_row("system_cost_rise", 0.05),
         limit_row("waiting_share", 0.2),

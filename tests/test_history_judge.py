@@ -92,6 +92,7 @@ def test_an_improvement_is_told() -> None:
 
 
 def test_a_metric_that_is_better_when_lower() -> None:
+    """Its row's absolute limit is of a ratio to no-SD's seconds, and not of seconds."""
     assert one(make_rows(fallen([0.02] * 20, 12, 1.1), "seconds_per_step"), "seconds_per_step").verdict == "regression"
     assert one(make_rows(fallen([0.02] * 20, 12), "seconds_per_step"), "seconds_per_step").verdict == "no_regression"
 
@@ -271,7 +272,7 @@ def test_a_series_that_has_ended_no_longer_gates() -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric", ["throughput_drop", "waiting_share"])
+@pytest.mark.parametrize("metric", ["speedup_drop", "waiting_share"])
 def test_a_missing_limit_is_named(metric: str) -> None:
     limits = {"cpu": [row for row in LIMITS["cpu"] if row.metric != metric]}
     with pytest.raises(DraftproofError, match=f"no row for metric '{metric}' that covers t-ngram-w-b2"):
@@ -279,14 +280,14 @@ def test_a_missing_limit_is_named(metric: str) -> None:
 
 
 def test_a_limit_that_does_not_gate_informs() -> None:
-    limits = {"cpu": [*LIMITS["cpu"], limit_row("throughput_drop", 0.05, gating=False, variants=["ngram"])]}
+    limits = {"cpu": [*LIMITS["cpu"], limit_row("speedup_drop", 0.05, gating=False, variants=["ngram"])]}
     judged = judge(make_rows(fallen([1.5] * 20, 12)), limits)
     assert [found.verdict for found in judged] == ["regression"]
     assert exit_status(judged) == 0
 
 
 def test_the_limit_of_the_cell_is_the_one_that_holds() -> None:
-    limits = {"cpu": [*LIMITS["cpu"], limit_row("throughput_drop", 0.2, variants=["ngram"])]}
+    limits = {"cpu": [*LIMITS["cpu"], limit_row("speedup_drop", 0.2, variants=["ngram"])]}
     assert [found.verdict for found in judge(make_rows(fallen([1.5] * 20, 12)), limits)] == ["no_regression"]
 
 

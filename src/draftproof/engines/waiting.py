@@ -2,9 +2,9 @@
 
 Two sums of the Linux kernel, read before and after a block: what the threads that did the work stood ready without a
 CPU, and what a hypervisor took from the whole machine. Helper threads that wake for a moment (an idle gloo loop does so
-a thousand times a minute) may wait long for nothing that anybody misses: a thread counts if it ran for a twentieth of the
-time of the one that ran most. Child processes of the engine are not in the first: neither an engine core of its own nor
-the one process a GPU of tensor parallelism.
+a thousand times a minute) may wait long for nothing that anybody misses: a thread counts if it ran for a twentieth of
+the time of the one that ran most. Child processes of the engine are not in the first: neither an engine core of its own
+nor the one process a GPU of tensor parallelism.
 """
 
 from __future__ import annotations

@@ -88,7 +88,9 @@ def judge(rows: Sequence[Row], limits: dict[str, list[Threshold]]) -> list[Judge
 
 
 def judge_series(series: Series, row: Threshold, arms: Arms) -> Judged:
-    limit = Limit(relative=row.limit, better=FIGURES[series.metric].better, absolute=row.absolute or 0.0)
+    figure = FIGURES[series.metric]
+    absolute = (row.absolute or 0.0) if figure.same_unit else 0.0
+    limit = Limit(relative=row.limit, better=figure.better, absolute=absolute)
     nights, told = series.counting, list[Change]()
     found = look(nights, limit)
     current = change_now(series, nights, found, limit, arms)

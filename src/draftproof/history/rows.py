@@ -20,6 +20,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     better: Literal["higher", "lower"]
     limit: str
     """Metric of the threshold row: a relative change; empty: shown, not judged."""
+    same_unit: bool = True
+    """Whether the row's `absolute` is in this figure's unit."""
     of: Callable[[SetTotals, SetTotals | None], float | None]
     """From totals of the cell's arm and of the no-SD arm beside it."""
 
@@ -37,7 +39,7 @@ def speedup(ours: SetTotals, base: SetTotals | None) -> float | None:
 
 
 FIGURES = {
-    "speedup": Figure(better="higher", limit="throughput_drop", of=speedup),
+    "speedup": Figure(better="higher", limit="speedup_drop", of=speedup),
     "tokens_per_s": Figure(
         better="higher", limit="throughput_drop", of=lambda ours, base: quotient(ours.tokens, ours.seconds)
     ),
@@ -50,7 +52,10 @@ FIGURES = {
         of=lambda ours, base: 1 + ours.num_accepted_tokens / ours.num_drafts if ours.num_drafts else None,
     ),
     "seconds_per_step": Figure(
-        better="lower", limit="system_cost_rise", of=lambda ours, base: quotient(ours.seconds, ours.steps)
+        better="lower",
+        limit="system_cost_rise",  # whose absolute limit is of a ratio to no-SD's
+        same_unit=False,
+        of=lambda ours, base: quotient(ours.seconds, ours.steps),
     ),
 }
 OF_NO_SD = ("tokens_per_s", "seconds_per_step")
