@@ -161,7 +161,8 @@ def take(folder: RunFolder, results: RunResults, build: Literal["new", "base"] =
         git_commit=session.git_commit if session else None,
         git_dirty=session.git_dirty if session else None,
         versions={name: environment.get(name) for name in BUILD},
-        held=common_held(study, environment),
+        held=common_held(study, environment)
+        | {"interleave": next((line.interleave for line in data.rotations), "live")},
         partial=data.header.partial if data.header.finished else data.header.partial or "not finished",
         series=[series_of(view, cell) for cell in results.cells if cell.build == build],
     )
