@@ -118,6 +118,17 @@ def test_one_request_is_no_trace(tmp_path: Path) -> None:
         list(write(tmp_path / "none.jsonl").read())
 
 
+def test_where_a_trace_comes_from_is_read_over(tmp_path: Path) -> None:
+    """It is for people: any facts may stand there, in both kinds of file."""
+    said = variant(lengths=[1, 2], provenance={"vllm": "0.32.0", "supported_k": None, "batch": 16})
+    rows = [changed(OURS, **said), changed(OURS, **said)]
+    rows[1]["id"] = "other"
+    write(tmp_path / "x.jsonl", *rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    for file in trace_files([tmp_path / "x.jsonl", tmp_path / "x.parquet"]):
+        assert [trace.lengths["ngram"].tolist() for trace in file.read()] == [[1, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("rows", [[OURS, changed(OURS)], [AUTHORS, changed(AUTHORS)]], ids=["ours", "authors"])
 def test_parquet_holds_either_layout(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
