@@ -69,7 +69,7 @@ def test_our_layout_tells_equal_output_by_ids(tmp_path: Path) -> None:
     assert not two.same_tokens(("ngram", "eagle")), "equal lengths of different outputs"
 
 
-def variant(**values: list[int]) -> dict[str, Any]:
+def variant(**values: Any) -> dict[str, Any]:
     return {"variants": {"ngram": values}}
 
 
