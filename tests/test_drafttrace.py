@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from types import SimpleNamespace as Space
 from typing import Any
 
 import pytest
 
+from draftproof.engines import worker
 from draftproof.engines.drafttally import PROPOSE, TAKE, DraftTrace
 
 
@@ -49,9 +52,12 @@ class Runner:
 
     def run(self, **tokens: int) -> Any:
         drafts = self.propose_draft_token_ids(Space(num_scheduled_tokens=tokens), 1)
+        self.compute(tokens)
+        return drafts
+
+    def compute(self, tokens: dict[str, int]) -> None:
         for name, count in tokens.items():
             self.requests[name].num_computed_tokens += count
-        return drafts
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -92,3 +98,64 @@ def test_afterwards_the_runner_is_as_it_was() -> None:
 )
 def test_what_cannot_be_watched_says_why(runner: Any, ahead: bool, says: str) -> None:
     assert says in DraftTrace(runner, async_scheduling=ahead).reason
+
+
+class Engine:
+    """An `LLM` whose requests commit one token a step; `silent`: steps at which the proposer is not asked."""
+
+    def __init__(self, *, silent: int = -1, ahead: bool = False) -> None:
+        self.runner, self.silent = Runner(tensors=True), silent
+        executor = Space(driver_worker=Space(worker=Space(model_runner=self.runner)))
+        scheduler = Space(async_scheduling=ahead)
+        self.llm_engine = Space(
+            engine_core=Space(engine_core=Space(model_executor=executor)),
+            vllm_config=Space(scheduler_config=scheduler),
+        )
+
+    def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, use_tqdm: bool) -> list[Any]:
+        assert (sampling.temperature, use_tqdm) == (0.0, False)
+        for step in range(sampling.max_tokens):
+            tokens = {"a": 1, "b": 1} if step else {"a": 3, "b": 5}
+            if step != self.silent:
+                self.runner.run(**tokens)
+            else:
+                self.runner.compute(tokens)
+        ids = list(range(sampling.max_tokens))
+        return [Space(outputs=[Space(token_ids=ids)]) for _ in prompts]
+
+
+@pytest.fixture
+def arm(monkeypatch: pytest.MonkeyPatch) -> worker.Arm:
+    vllm = ModuleType("vllm")
+    vllm.__dict__["SamplingParams"] = Space
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    made = worker.Arm()
+    made.speculative = True
+    return made
+
+
+REQUEST = {"prompts": [[4, 5, 6, 7, 8], [1, 2, 3]], "output_tokens": 3}
+
+
+def test_the_worker_answers_in_the_order_of_the_prompts(arm: worker.Arm) -> None:
+    arm.llm = Engine()
+    assert arm.trace(REQUEST)["traced"] == [
+        {"output": [0, 1, 2], "proposals": [[], [11, 7], [21, 7]]},
+        {"output": [0, 1, 2], "proposals": [[], [10, 7], [20, 7]]},
+    ]
+
+
+def test_a_position_without_a_proposal_is_an_error_not_an_empty_draft(arm: worker.Arm) -> None:
+    """Planted: the proposer is not asked at one step, as at the end of the context."""
+    arm.llm = Engine(silent=1)
+    with pytest.raises(worker.ArmError, match="vLLM asked no proposer after "):
+        arm.trace(REQUEST)
+
+
+def test_an_arm_that_cannot_be_traced_says_why(arm: worker.Arm) -> None:
+    arm.llm = Engine(ahead=True)
+    with pytest.raises(worker.ArmError, match="found async scheduling"):
+        arm.trace(REQUEST)
+    arm.llm, arm.speculative = Engine(), False
+    with pytest.raises(worker.ArmError, match="an arm without speculation drafts nothing"):
+        arm.trace(REQUEST)

@@ -399,6 +399,22 @@ def test_a_missing_shard_is_named(shop: Shop) -> None:
     )
 
 
+def test_a_missing_shard_is_named_by_its_number_where_there_is_no_index(shop: Shop) -> None:
+    """Half a model must not pass for a whole one; with both files there it is counted as before."""
+    plain = expect("tiny", None, shop.catalog)
+    write_shards(shop.target_folder)
+    (shop.target_folder / INDEX).unlink()
+    for number in (1, 2):
+        file = shop.target_folder / f"model-{number}.safetensors"
+        file.rename(file.with_name(f"model-0000{number}-of-00002.safetensors"))
+    assert expect("tiny", None, shop.catalog) == plain
+    (shop.target_folder / "model-00001-of-00002.safetensors").unlink()
+    assert refusal("tiny", None, shop.catalog) == (
+        "weights must be all 2 files of 'model' (got 'without model-00001-of-00002.safetensors'); "
+        "copy or download model-00001-of-00002.safetensors into 'tiny' again"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
 def test_an_index_that_names_no_files(shop: Shop, text: str) -> None:
     (shop.target_folder / INDEX).write_text(text, encoding="utf-8")

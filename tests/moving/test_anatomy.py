@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from draftproof.anatomy import LEARNED, lookup_rule
+from draftproof.catalog import Catalog
 from draftproof.records import RunFolder
 from draftproof.report import write_report
 from draftproof.report.anatomy import TITLE, tables
@@ -26,9 +27,9 @@ def run(clean_run: Bench, tmp_path: Path) -> RunFolder:
     return RunFolder(Path(shutil.copytree(clean_run.folder.path, tmp_path / "run")))
 
 
-def test_every_speculative_cell_is_in_all_three_reports(run: RunFolder) -> None:
+def test_every_speculative_cell_is_in_all_three_reports(run: RunFolder, catalog: Catalog) -> None:
     """`perfect` accepts all of k = 3, `partly` less of k = 2; no-SD has no row."""
-    results = analyse(run, {})
+    results = analyse(run, catalog.thresholds)
     cells = {found.cell: found.anatomy for found in results.anatomies.cells}
     assert len(cells) == len([cell for cell in results.cells if cell.arm != cell.base_arm])
     perfect = cells["toy-perfect-short-b3"]
@@ -51,34 +52,34 @@ def test_every_speculative_cell_is_in_all_three_reports(run: RunFolder) -> None:
         assert all(len(row) == len(table.head) for row in table.body)
 
 
-def test_stages_that_were_not_clocked_are_a_dash(bench: Callable[..., Bench]) -> None:
+def test_stages_that_were_not_clocked_are_a_dash(bench: Callable[..., Bench], catalog: Catalog) -> None:
     made = bench(matrix=rows(["no_sd", "partly"], ["short"], [2]))
     made.session(ToyEngine(no_stages={"partly": "its runner has no named scopes"}))
-    results = analyse(made.folder, {})
+    results = analyse(made.folder, catalog.thresholds)
     (found,) = results.anatomies.cells
     assert found.anatomy.cost is None
     (row,) = next(table for table in tables(results) if table.name == "rejected").body
     assert row[-4:] == ["-"] * 4
 
 
-def test_a_run_without_drafts_has_no_section(bench: Callable[..., Bench]) -> None:
+def test_a_run_without_drafts_has_no_section(bench: Callable[..., Bench], catalog: Catalog) -> None:
     made = bench(matrix=rows(["no_sd"], ["short"], [2]))
     made.session(ToyEngine())
-    assert tables(analyse(made.folder, {})) == []
+    assert tables(analyse(made.folder, catalog.thresholds)) == []
 
 
-def test_an_n_gram_variant_is_held_against_learned_ones(bench: Callable[..., Bench]) -> None:
+def test_an_n_gram_variant_is_held_against_learned_ones(bench: Callable[..., Bench], catalog: Catalog) -> None:
     """On the same prompts, bin by bin; two n-gram variants are no pair."""
     made = bench(matrix=rows(["no_sd", "perfect", "partly"], ["short"], [2]))
     made.session(ToyEngine())
-    assert analyse(made.folder, {}).anatomies.differences == []
+    assert analyse(made.folder, catalog.thresholds).anatomies.differences == []
     path = made.folder.path / "records.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if line["record"] == "arm" and line["variant"] == "partly":
             line["speculative_config"]["method"] = "eagle3"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    results = analyse(made.folder, {})
+    results = analyse(made.folder, catalog.thresholds)
     (pair,) = results.anatomies.differences
     assert (pair.first, pair.second) == ("toy-perfect-short-b2", "toy-partly-short-b2")
     assert pair.map.longer > pair.map.shorter

@@ -69,7 +69,7 @@ def test_our_layout_tells_equal_output_by_ids(tmp_path: Path) -> None:
     assert not two.same_tokens(("ngram", "eagle")), "equal lengths of different outputs"
 
 
-def variant(**values: list[int]) -> dict[str, Any]:
+def variant(**values: Any) -> dict[str, Any]:
     return {"variants": {"ngram": values}}
 
 
@@ -116,6 +116,17 @@ def test_one_request_is_no_trace(tmp_path: Path) -> None:
         list(write(tmp_path / "one.jsonl", AUTHORS).read())
     with pytest.raises(DraftproofError, match=r"at least 2 requests \(got 0\)"):
         list(write(tmp_path / "none.jsonl").read())
+
+
+def test_where_a_trace_comes_from_is_read_over(tmp_path: Path) -> None:
+    """It is for people: any facts may stand there, in both kinds of file."""
+    said = variant(lengths=[1, 2], provenance={"vllm": "0.32.0", "supported_k": None, "batch": 16})
+    rows = [changed(OURS, **said), changed(OURS, **said)]
+    rows[1]["id"] = "other"
+    write(tmp_path / "x.jsonl", *rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    for file in trace_files([tmp_path / "x.jsonl", tmp_path / "x.parquet"]):
+        assert [trace.lengths["ngram"].tolist() for trace in file.read()] == [[1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("rows", [[OURS, changed(OURS)], [AUTHORS, changed(AUTHORS)]], ids=["ours", "authors"])

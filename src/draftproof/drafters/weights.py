@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I32": 4, "F32":
 LENGTH_BYTES = 8
 """A file begins with the length of its header."""
 COPY_BYTES = 1 << 22
+NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+"""The name of one of several files of a model."""
 INDEX = "model.safetensors.index.json"
 """Of a model in several files: which of them holds which tensor."""
 
@@ -90,10 +93,15 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The safetensors files that an engine loads from a folder: those that its index names, else all."""
+    """The safetensors files that an engine loads from a folder: those that its index names, else all.
+
+    Files that are numbered as parts of a model must all be there, without an index too.
+    """
     index = folder / INDEX
     if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
+        found = sorted(folder.glob("*.safetensors"))
+        check_numbers(folder, [path.name for path in found])
+        return found
     try:
         paths = [
             folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -105,6 +113,20 @@ def shard_paths(folder: Path) -> list[Path]:
         do = f"copy or download {missing} into {folder.name!r} again"
         raise rule("weights", f"all files that {place(index)} names", f"without {missing}", do=do)
     return paths
+
+
+def check_numbers(folder: Path, names: list[str]) -> None:
+    """``model-00001-of-00003.safetensors`` says that there are three."""
+    for name in names:
+        numbered = NUMBERED.fullmatch(name)
+        if numbered is None:
+            continue
+        stem, _, count = numbered.groups()
+        parts = [f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        lacks = ", ".join(part for part in parts if part not in names)
+        if lacks:
+            do = f"copy or download {lacks} into {folder.name!r} again"
+            raise rule("weights", f"all {int(count)} files of {stem!r}", f"without {lacks}", do=do)
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:

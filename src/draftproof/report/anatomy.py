@@ -184,8 +184,9 @@ def overlap_table(results: RunResults) -> Table:
         name="overlap",
         title="N-gram against a learned drafter, by overlap of prompt and output",
         note="Overlap: BLEU-4 of no-SD's output against its prompt, on token ids (sacrebleu, tokenize none, smoothing "
-        "exp). Output tokens / seconds of the requests (steps: per step, where no times were recorded), n-gram's over "
-        f"the other's, less 1. {JACKKNIFE}. Few: fewer than 10 prompts.",
+        "exp): outputs shorter than their prompts bear its brevity penalty. Output tokens / seconds of the requests "
+        "(steps: per step, where no times were recorded), n-gram's over the other's, less 1. "
+        f"{JACKKNIFE}. Few: fewer than 10 prompts.",
         head=["variant", "workload", "B", "against", "by", *[f"BLEU {n / 5:.1f}-{(n + 1) / 5:.1f}" for n in range(5)]],
         body=body,
         names=2,
