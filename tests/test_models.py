@@ -496,7 +496,7 @@ def test_a_cache_that_cannot_be_made(workshop: Workshop, monkeypatch: pytest.Mon
 
 def test_only_targets_with_a_recipe_are_built() -> None:
     target = Target(name="t", title="T", source="hub", model="org/model")
-    with pytest.raises(DraftproofError, match=r"source must be one of .embedded., .derived., .dummy. to be built"):
+    with pytest.raises(DraftproofError, match=r"source must be one of 'embedded', 'derived', 'dummy' to be built"):
         models.build_target(target, None, say=print)
 
 

@@ -156,7 +156,7 @@ def test_runs_are_added_all_or_none_and_once(clean_run: Bench, bench: MakeBench,
         (b"PAR1", [], "cannot be read as a history"),
         ("nights", ["--study", "other"], "--study must be one of the known names (got 'other'); known: s;"),
         ("nights", ["--since", "last week"], "--since must be a day, YYYY-MM-DD (got 'last week')"),
-        ("nights", [], "thresholds of 'cpu' hold no row for metric 'throughput_drop'"),
+        ("nights", [], "thresholds of 'cpu' hold no row for metric 'speedup_drop'"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_exit_status_2(
@@ -172,7 +172,7 @@ def test_what_cannot_be_shown_is_one_line_and_exit_status_2(
         path.write_bytes(content)
     elif content:
         add(path, make_rows([1.5] * 3))
-    if "throughput_drop" in message:
+    if "speedup_drop" in message:
         monkeypatch.setattr("draftproof.catalog.load_catalog", lambda: SimpleNamespace(thresholds={}))
     monkeypatch.setattr("sys.argv", ["draftproof", "history", "show", "--store", str(path), *arguments])
     with pytest.raises(SystemExit) as caught:
