@@ -275,7 +275,7 @@ def conditional(clusters: Sequence[Sequence[Request]]) -> list[Share | None]:
         counts = []
         for cluster in clusters:
             # Counts that disagree are an alarm of the health check, and no reason to show nothing.
-        steps = [step for r in cluster for step in zip(r.accepted, r.drafted, strict=False)]
+            steps = [step for r in cluster for step in zip(r.accepted, r.drafted, strict=False)]
             tried = [accepted >= place for accepted, drafted in steps if drafted >= place and accepted >= place - 1]
             counts.append((sum(tried), len(tried)))
         found.append(clustered_share(counts))
