@@ -56,15 +56,17 @@ def drafter_sleep(seconds: float) -> dict[Place, Wrap]:
 
 
 def sampler_sleep(seconds: float) -> dict[Place, Wrap]:
-    """Every rejection sampling comes late: steps that verify drafts, and no others."""
+    """Every rejection sampling comes late: arms with speculation, and no others.
+
+    vLLM 0.32 asks the rejection sampler in each of their steps, also where nothing was drafted.
+    """
     return {REJECTION: sleep_always(seconds)}
 
 
 def base_sleep(seconds: float) -> dict[Place, Wrap]:
     """Every sampling comes late where nothing speculates.
 
-    A rejection sampler calls the sampler too, and leaves steps without drafts to it: once one was made in this process
-    the sampler is as fast as ever.
+    A rejection sampler calls the sampler too, so it is as fast as ever once one was made in this process.
     """
     made: list[bool] = []
 
