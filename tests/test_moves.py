@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from draftproof.analysis.moves import (
     geometric_mean,
     joint_df,
     move,
+    noise_of_mean,
 )
 
 NONE = Between(sd=0.0)
@@ -208,3 +210,23 @@ def test_the_mean_lies_between_its_cells(cells: list[list[float]]) -> None:
     assert mean is not None
     assert min(one.worse for one in moves) < mean.worse < max(one.worse for one in moves)
     assert mean.sets == min(one.sets for one in moves)
+
+
+def test_noise_of_a_mean_is_what_neither_runs_nor_sets_explain() -> None:
+    """Variance of a run's mean over its sets: known in advance, beside runs and sets that differ widely."""
+    rng = np.random.default_rng(0)
+    found = [
+        noise_of_mean((rng.normal(0, 0.03, (4, 12)) + rng.normal(0, 1, (4, 1)) + rng.normal(0, 1, (1, 12))).tolist())
+        for _ in range(2000)
+    ]
+    assert statistics.fmean(found) == pytest.approx(0.03**2 / 12, rel=0.03)
+    assert noise_of_mean([[0.1, 0.2, 0.3]]) == 0
+    assert noise_of_mean([[0.1, 0.2], [0.3, 0.4]]) == pytest.approx(0, abs=1e-30)
+
+
+def test_noise_of_means_is_no_spread_between_runs() -> None:
+    """Runs that differ by no more than their own noise leave the known spread alone, and less of it."""
+    means = [0.0, 0.02, -0.02]
+    variance = statistics.variance(means)
+    assert between_runs(means, 0.01, noise=variance).sd < 0.01 < between_runs(means, 0.01).sd
+    assert between_runs(means, 0.01, noise=2 * variance) == between_runs(means, 0.01, noise=variance)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftproof.comparison import Compared, mean_place
+from draftproof.comparison import Compared
+from draftproof.movers import mean_place
 from draftproof.plugin import Settle
 from draftproof.spec import Cell
 

@@ -4,8 +4,7 @@ For each speculative cell: **drafter** (acceptance length), **system** (seconds 
 **end to end** (speedup). Throughput is tokens per step over seconds per step, so that what moved end to end shows in
 one of the first two. For no-SD, whose tokens per step never change, its own throughput is all there is.
 
-A ratio to no-SD moves when either arm does. The arm whose own figure left its baseline further is the one that moved: a
-machine that is faster today moves both, and neither ratio.
+A ratio to no-SD moves when either arm does: `draftproof.movers` says whose change it is.
 """
 
 from __future__ import annotations
@@ -17,10 +16,17 @@ from collections.abc import Sequence
 import msgspec
 
 from draftproof.analysis.held import differences
-from draftproof.analysis.moves import Between, Move, between_runs, geometric_mean, move
+from draftproof.analysis.moves import (
+    Between,
+    between_runs,
+    geometric_mean,
+    move,
+    noise_of_mean,
+)
 from draftproof.analysis.survival import holm
 from draftproof.comparable import Limits, Sides, busy, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
+from draftproof.movers import Own, Tested, log_limit, mean_place, whose
 from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, GateName, PairFigure, Quantity, logs
 from draftproof.snapshot import Series, Snapshot, StageTotals
 from draftproof.spec import Threshold
@@ -95,44 +101,6 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         return GREEN_EXIT if verdicts and verdicts <= GREEN else UNJUDGED_EXIT
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """How much better each arm's own figure became, on the log scale: whose change a ratio's is."""
-
-    arm: float
-    no_sd: float
-
-    def excuses(self, limit: float) -> bool:
-        """Whether it is no-SD that became better and so made the ratio worse.
-
-        An arm that became worse by more than `limit` itself is excused by nothing.
-        """
-        return self.no_sd > -self.arm and -self.arm <= limit
-
-    @property
-    def flatters(self) -> bool:
-        """Whether it is no-SD that became worse and so made the ratio better."""
-        return -self.no_sd > self.arm
-
-
-class Tested(msgspec.Struct, frozen=True, kw_only=True):
-    """A gate before Holm: its move against its limit."""
-
-    place: str
-    series: Series
-    quantity: Quantity
-    limit: Threshold
-    own_limit: Threshold
-    """Of an arm's own throughput."""
-    between: Between
-    runs: tuple[int, int]
-    found: Move
-    base: float
-    new: float
-    own: Own | None
-    """Where the quantity is a ratio to no-SD."""
-    stages: str = ""
-
-
 def compare(
     base: list[Snapshot], new: list[Snapshot], rows: Sequence[Threshold], *, same_run: bool = False
 ) -> Compared:
@@ -204,8 +172,10 @@ def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: boo
     before = [statistics.fmean([run[name] for run in base_runs]) for name in shared]
     after = [statistics.fmean([run[name] for run in new_runs]) for name in shared]
     means = [statistics.fmean([run[name] for name in shared]) for run in base_runs]
-    between = Between(sd=0.0) if same_run else between_runs(means, limit.between_run_sd)
+    noise = noise_of_mean([[run[name] for name in shared] for run in base_runs])
+    between = Between(sd=0.0) if same_run else between_runs(means, limit.between_run_sd, noise)
     runs = (len(base_runs), len(new_runs))
+    own_limit = limits.of(OWN_THROUGHPUT.metric, sides.last)
     found = move([quantity.worse * (b - a) for a, b in zip(before, after, strict=True)], between, *runs)
     assert found is not None, "two prompt sets at least"
     return Tested(
@@ -213,8 +183,11 @@ def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: boo
         series=sides.last,
         quantity=quantity,
         limit=limit,
-        own_limit=limits.of(OWN_THROUGHPUT.metric, sides.last),
+        own_limit=own_limit,
         between=between,
+        means=means,
+        noise=noise,
+        machine=0.0 if same_run else own_limit.between_run_sd**2 * (1 / runs[0] + 1 / runs[1]),
         runs=runs,
         found=found,
         base=math.exp(statistics.fmean(before)),
@@ -260,11 +233,6 @@ def stage_text(base: Sequence[StageTotals], new: Sequence[StageTotals]) -> str:
     )
 
 
-def mean_place(target: str, variant: str) -> str:
-    """What the cells of a variant are called together."""
-    return f"{target} {variant}, geometric mean"
-
-
 def variant_means(tested: Sequence[Tested]) -> list[Tested]:
     """Per target, variant and gate: the geometric mean over its cells, the primary figure, where there are several."""
     means = []
@@ -274,8 +242,8 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
         if len(members) < 2:
             continue
         first = members[0]
-        widest = max((t.between for t in members), key=lambda between: between.sd)
-        found = geometric_mean([t.found for t in members], widest, *first.runs)
+        means_, noise, between = together(members)
+        found = geometric_mean([t.found for t in members], between, *first.runs)
         assert found is not None
         owns = [t.own for t in members if t.own is not None]
         means.append(
@@ -285,7 +253,10 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
                 quantity=first.quantity,
                 limit=max((t.limit for t in members), key=lambda row: row.limit),
                 own_limit=max((t.own_limit for t in members), key=lambda row: row.limit),
-                between=widest,
+                between=between,
+                means=means_,
+                noise=noise,
+                machine=first.machine,
                 runs=first.runs,
                 found=found,
                 base=math.exp(statistics.fmean(math.log(t.base) for t in members)),
@@ -298,36 +269,44 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
     return means
 
 
+def together(members: Sequence[Tested]) -> tuple[list[float], float, Between]:
+    """Of a variant's cells: each run's mean over them, the noise in it, and the spread between runs that is left."""
+    widest = max((t.between for t in members), key=lambda between: between.sd)
+    if widest.sd == 0 or len({len(t.means) for t in members}) > 1:  # one run of two builds; cells that runs lack
+        return members[0].means, members[0].noise, widest
+    means = [statistics.fmean(cells) for cells in zip(*(t.means for t in members), strict=True)]
+    noise = sum(t.noise for t in members) / len(members) ** 2
+    return means, noise, between_runs(means, max(t.limit.between_run_sd for t in members), noise)
+
+
 def judged(tested: Sequence[Tested]) -> list[Finding]:
     """Holm over all gates at once, for the worse; and once more for the better."""
     bounds = [log_limit(t.limit.limit, t.quantity) for t in tested]
     worse = holm([t.found.p_worse(bound) for t, bound in zip(tested, bounds, strict=True)])
     better = holm([t.found.p_better(bound) for t, bound in zip(tested, bounds, strict=True)])
-    return [finding(*each) for each in zip(tested, bounds, worse, better, strict=True)]
+    return [finding(*each, tested) for each in zip(tested, bounds, worse, better, strict=True)]
 
 
-def log_limit(limit: float, quantity: Quantity) -> float:
-    """A relative limit on the log scale, in the direction that is worse."""
-    return -math.log1p(-limit) if quantity.higher_is_better else math.log1p(limit)
-
-
-def finding(tested: Tested, bound: float, worse: float, better: float) -> Finding:
+def finding(tested: Tested, bound: float, worse: float, better: float, everything: Sequence[Tested]) -> Finding:
     quantity, found, own = tested.quantity, tested.found, tested.own
     low, high = sorted(math.expm1(quantity.worse * end) for end in found.interval())
     change = math.expm1(quantity.worse * found.worse)
     large = tested.limit.absolute is None or abs(tested.new - tested.base) > tested.limit.absolute
     arm, why = tested.series.variant, ""
     verdict: Verdict = "PASS"
-    if worse < SIGNIFICANCE and large:
-        verdict = "REGRESSED"
-        if own is not None and own.excuses(log_limit(tested.own_limit.limit, OWN_THROUGHPUT)):
-            verdict, why = "PASS", f"it is no-SD that moved: its own figure is {describe(own.no_sd)}, "
-            why += f"{arm}'s {describe(own.arm)}"
-            arm = "no_sd"
-    elif better < SIGNIFICANCE and large:
-        verdict = "IMPROVED"
-        if own is not None and own.flatters:
-            verdict, arm, why = "PASS", "no_sd", "it is no-SD that became slower"
+    significant = large and min(worse, better) < SIGNIFICANCE
+    moved = whose(tested, everything) if significant else "variant"
+    if own is not None and moved != "variant":
+        figures = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
+        if moved == "either":
+            verdict, why = "UNSTABLE", f"no-SD or {arm} may have moved, or the machine: of no-SD {figures}"
+        elif better < worse:
+            verdict = "REGRESSED" if quantity.gate == "system" else "PASS"  # end to end a slower no-SD is no loss
+            arm, why = "no_sd", f"it is no-SD that became slower: {figures}"
+        else:
+            arm, why = "no_sd", f"it is no-SD that moved: {figures}"
+    elif significant:
+        verdict = "REGRESSED" if worse < better else "IMPROVED"
     elif found.reach > bound:
         verdict = "UNSTABLE"
         why = f"the limit of {tested.limit.limit:.0%} lies inside the noise of {math.expm1(found.reach):.1%}"

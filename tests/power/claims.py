@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from draftproof.analysis.stats import wilson
-from draftproof.comparison import Compared, Finding, compare, mean_place
+from draftproof.comparison import Compared, Finding, compare
 from draftproof.gate import GREEN, Verdict
+from draftproof.movers import mean_place
 from draftproof.spec import Threshold
 from tests.power.sessions import ARMS, CLEAN, PLAIN, TARGET, VARIANTS, Fault, Noise, Order, builds, deal, run
 

@@ -34,6 +34,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     """Standard error, spread between runs included."""
     df: float
     sets: int
+    within: float = 0.0
+    """The part of the squared error that the prompt sets show."""
 
     def p_worse(self, limit: float) -> float:
         """One-sided p-value of "worse by no more than `limit`" (log scale)."""
@@ -79,6 +81,7 @@ def move(differences: Sequence[float], between: Between, base_runs: int = 1, new
         error=max(LEAST_ERROR, math.sqrt(within + across)),
         df=joint_df([(within, count - 1), (across, between.df)]),
         sets=count,
+        within=within,
     )
 
 
@@ -88,23 +91,42 @@ def geometric_mean(moves: Sequence[Move], between: Between, base_runs: int = 1, 
         return None
     count = len(moves)
     across = between.sd**2 * (1 / base_runs + 1 / new_runs)
-    own = [(max(0.0, found.error**2 - across) / count**2, found.df) for found in moves]
+    own = [(found.within / count**2, found.sets - 1) for found in moves]
+    within = sum(variance for variance, _ in own)
     return Move(
         worse=sum(found.worse for found in moves) / count,
-        error=max(LEAST_ERROR, math.sqrt(sum(variance for variance, _ in own) + across)),
+        error=max(LEAST_ERROR, math.sqrt(within + across)),
         df=joint_df([*own, (across, between.df)]),
         sets=min(found.sets for found in moves),
+        within=within,
     )
 
 
-def between_runs(means: Sequence[float], known_sd: float) -> Between:
+def noise_of_mean(runs: Sequence[Sequence[float]]) -> float:
+    """Variance of a run's mean over its prompt sets, from [run][set]: what neither the run nor the set explains.
+
+    Residual mean square of a two-way layout over the number of sets; 0 for a single run, which shows none of it.
+    """
+    values = np.asarray(runs, dtype=float)
+    if min(values.shape) < 2:
+        return 0.0
+    left = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0, keepdims=True) + values.mean()
+    count_runs, count_sets = values.shape
+    return float((left**2).sum() / ((count_runs - 1) * (count_sets - 1) * count_sets))
+
+
+def between_runs(means: Sequence[float], known_sd: float, noise: float = 0.0) -> Between:
     """The spread of a quantity's mean over the runs of a baseline, moderated by the known one.
+
+    `noise`: variance of such a mean that its prompt sets account for; `move` adds it by itself.
 
     Variance and degrees of freedom as in Smyth (Statistical Applications in Genetics and Molecular Biology 3, 2004),
     equation for the moderated variance: few runs may agree by chance, and then the known spread holds.
     """
     df = KNOWN_WEIGHT + len(means) - 1
-    own = float(np.var(np.asarray(means, dtype=float), ddof=1)) * (len(means) - 1) if len(means) > 1 else 0.0
+    own = 0.0
+    if len(means) > 1:
+        own = max(0.0, float(np.var(np.asarray(means, dtype=float), ddof=1)) - noise) * (len(means) - 1)
     return Between(sd=math.sqrt((KNOWN_WEIGHT * known_sd**2 + own) / df), df=df)
 
 
