@@ -16,6 +16,7 @@ from draftproof.comparison import Compared, Finding, compare
 from draftproof.errors import DraftproofError
 from draftproof.gate import GREEN, Verdict
 from draftproof.movers import mean_place
+from draftproof.quantities import GateName
 from draftproof.report import compared as report
 from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
 from tests.snapshots import LIMITS, NGRAM, NO_SD, Arm, make_limits, make_run, make_series, make_snapshot
@@ -408,6 +409,24 @@ def test_the_exit_status(some: list[Verdict], code: int) -> None:
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_in_the_noise_is_answered_by_its_variants_green_mean_and_by_nothing_else() -> None:
+    """Only of the same gate, and only where the cell is part of that figure: a busy or unlike cell stays open."""
+
+    one = msgspec.structs.replace(against(make_run()).findings[0], place="m", gate="system", mean="")
+
+    def found(cell: Verdict, mean: Verdict, gate: GateName = "system", part_of: str = "m") -> int:
+        findings = [
+            msgspec.structs.replace(one, place="c", verdict=cell, mean=part_of),
+            msgspec.structs.replace(one, gate=gate, verdict=mean),
+        ]
+        return Compared(base=[], new=[], same_run=False, tests=2, findings=findings, notes=[]).exit_code
+
+    assert found("UNSTABLE", "PASS") == found("UNSTABLE", "IMPROVED") == 0
+    assert found("UNSTABLE", "UNSTABLE") == found("INCOMPARABLE", "PASS") == found("INSUFFICIENT", "PASS") == 3
+    assert found("UNSTABLE", "PASS", part_of="") == found("UNSTABLE", "PASS", "end to end") == 3
+    assert found("REGRESSED", "PASS") == found("UNSTABLE", "REGRESSED") == 1
 
 
 @pytest.mark.parametrize("metric", LIMITS)

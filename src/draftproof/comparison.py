@@ -65,6 +65,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     p: float | None
     """Of a change for the worse beyond the limit, after Holm."""
     reason: str
+    mean: str = ""
+    """`mean_place` of the variant, where this cell is part of that figure."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +97,15 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        verdicts = {finding.verdict for finding in self.findings}
-        if verdicts & RED:
+        """Red where anything is; green where all is, but for cells whose noise averages out in a green mean."""
+        if any(finding.verdict in RED for finding in self.findings):
             return RED_EXIT
-        return GREEN_EXIT if verdicts and verdicts <= GREEN else UNJUDGED_EXIT
+        green = {(finding.place, finding.gate) for finding in self.findings if finding.verdict in GREEN}
+        answered = [
+            finding.verdict in GREEN or (finding.verdict == "UNSTABLE" and (finding.mean, finding.gate) in green)
+            for finding in self.findings
+        ]
+        return GREEN_EXIT if answered and all(answered) else UNJUDGED_EXIT
 
 
 def compare(
@@ -328,6 +335,7 @@ def finding(tested: Tested, bound: float, worse: float, better: float, everythin
         high=high,
         p=worse,
         reason="; ".join(part for part in (told, why, stages) if part),
+        mean=mean_place(tested.series.target, tested.series.variant),
     )
 
 
