@@ -13,6 +13,7 @@ from draftproof.catalog import Catalog, load_catalog
 from draftproof.errors import DraftproofError
 from draftproof.gate import BY_PAPER
 from draftproof.plan import build_plan
+from draftproof.quantities import PLAIN, SPECULATIVE
 from draftproof.spec import Study
 
 VARIANT = """
@@ -911,3 +912,9 @@ def test_loading_twice_gives_the_same(tmp_path: Path, shipped: Catalog) -> None:
     """No state is kept between loads: an overlay of one does not show in the next."""
     load_catalog(overlay(tmp_path, variants__mine=VARIANT))
     assert load_catalog() == shipped
+
+
+@pytest.mark.parametrize("hardware", sorted(load_catalog().hardware))
+def test_every_hardware_has_what_a_comparison_is_judged_by(hardware: str) -> None:
+    gating = {row.metric for row in load_catalog().thresholds[hardware] if row.gating}
+    assert {*(quantity.metric for quantity in (*SPECULATIVE, *PLAIN)), "pairs", "waiting_share"} <= gating
