@@ -49,6 +49,7 @@ def throughput(
     unlike: list[str] | None = None,
     cell: Cell | None = None,
     needs_speedup: bool = True,
+    waiting: float | None = None,
 ) -> tuple[Verdict, str]:
     found = judge_throughput(
         cell or make_cell(),
@@ -58,6 +59,7 @@ def throughput(
         unlike or [],
         needs_speedup=needs_speedup,
         by_paper=by_paper,
+        waiting=waiting,
     )
     return found.verdict, found.reason
 
@@ -168,6 +170,19 @@ def test_without_pairs_nothing_is_judged() -> None:
     """Also where no limit covers the cell: it is the figure that is missing."""
     assert throughput(None, make_limit())[0] == "INSUFFICIENT"
     assert throughput(None)[0] == "INSUFFICIENT"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "verdict"), [(None, "REGRESSED"), (0.1, "REGRESSED"), (0.11, "UNSTABLE"), (0.5, "UNSTABLE")]
+)
+def test_on_a_busy_machine_no_speedup_is_judged(waiting: float | None, verdict: Verdict) -> None:
+    """Neither red nor green; without a limit on waiting, and without a gate, nothing changes."""
+    limit = make_limit(0.1, metric="waiting_share")
+    for ratio in (make_ratio(0.5, 0.8), make_ratio(1.2, 1.4)):
+        expected = verdict if ratio.high < 1 or verdict == "UNSTABLE" else "PASS"
+        assert throughput(ratio, make_limit(), limit, waiting=waiting)[0] == expected
+    assert throughput(make_ratio(0.5, 0.8), make_limit(), waiting=waiting)[0] == "REGRESSED"
+    assert throughput(make_ratio(0.5, 0.8), limit, waiting=waiting)[0] == "NO_BASELINE"
 
 
 def test_the_reference_itself_needs_no_speedup() -> None:

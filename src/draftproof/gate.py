@@ -76,8 +76,13 @@ def judge_throughput(
     *,
     needs_speedup: bool,
     by_paper: Ratio | None = None,
+    waiting: float | None = None,
 ) -> Judgement:
-    """The speedup's intervals, by our estimator and by the paper's, against the gating limits that cover the cell."""
+    """The speedup's intervals, by our estimator and by the paper's, against the gating limits that cover the cell.
+
+    `waiting`: the larger of both arms' shares of time without a CPU. Pairs do not cancel it: steps of one row suffer
+    more from other work than steps of many.
+    """
     broken = failed(failures) or incomparable(unlike)
     if broken:
         return broken
@@ -90,6 +95,12 @@ def judge_throughput(
     rows = [row for row in limits if row.metric in TOLD and row.gating and row.covers(cell)]
     if not rows:
         return Judgement(verdict="NO_BASELINE", reason="shown, not judged: no gating limit covers this cell")
+    if waiting is not None and any(waiting > row.limit for row in waiting_limits(limits, cell)):
+        return Judgement(
+            verdict="UNSTABLE",
+            reason=f"the machine was busy: the engines' threads stood without a CPU for {waiting:.0%} of the time; "
+            f"speedup {show(speedup)}",
+        )
     values = {"speedup": speedup, BY_PAPER: by_paper}
     missing, held = [], []
     for row in rows:
@@ -104,6 +115,11 @@ def judge_throughput(
     if missing:
         return Judgement(verdict="INSUFFICIENT", reason="; ".join(missing))
     return Judgement(verdict="PASS", reason="; ".join(held))
+
+
+def waiting_limits(limits: list[Threshold], cell: Cell) -> list[Threshold]:
+    """The last row that says how busy a machine may be, if any covers the cell."""
+    return [row for row in limits if row.metric == "waiting_share" and row.gating and row.covers(cell)][-1:]
 
 
 def floor_text(row: Threshold) -> str:

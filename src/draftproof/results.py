@@ -10,7 +10,7 @@ from draftproof.analysis.decay import Decay, Point, decay_of
 from draftproof.analysis.health import DraftHealth, draft_invariants, one_token_alarms, step_invariants, tally_gap
 from draftproof.analysis.held import unlike
 from draftproof.analysis.latency import Latency, latency_of
-from draftproof.analysis.pairs import speed_pairs
+from draftproof.analysis.pairs import speed_pairs, waiting_share
 from draftproof.analysis.paperratio import PaperBlock, paper_ratio
 from draftproof.analysis.stages import StageSums, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
@@ -70,6 +70,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     excess: Excess | None = None
     """None without a control of the same k in the run."""
     failures: list[FailureLine]
+    waiting: float | None = None
+    """Share of their time in which the threads of the arm, or of its no-SD, had no CPU; the larger."""
     throughput: Judgement
     determinism: Judgement
     informing: list[str]
@@ -230,6 +232,7 @@ def cell_result(
         problems += soundness(block, outputs, cell.output_tokens if study.ignore_eos else None)
     rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
     meaningless = place.arm.meaningless if place.arm else ""
+    waiting = waiting_of(view, place)
     differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
     return CellResult(
         cell=cell,
@@ -252,8 +255,16 @@ def cell_result(
         health=draft_health(view, unit, place.arm, failures) if unit and place.arm and place.speculative else None,
         failures=failures,
         throughput=gate.judge_throughput(
-            cell, speedup, limits, failures, differing, needs_speedup=place.speculative, by_paper=by_paper
+            cell,
+            speedup,
+            limits,
+            failures,
+            differing,
+            needs_speedup=place.speculative,
+            by_paper=by_paper,
+            waiting=waiting,
         ),
+        waiting=waiting,
         determinism=gate.judge_determinism(
             cell,
             sameness.causes if sameness else {},
@@ -290,6 +301,16 @@ def paper_blocks(blocks: list[tuple[BlockLine, list[Output]]]) -> list[PaperBloc
         )
         for block, outputs in blocks
     ]
+
+
+def waiting_of(view: View, place: Placed) -> float | None:
+    """The larger share of time without a CPU of a cell's arm and its no-SD; None: not recorded."""
+    shares = [
+        waiting_share(view.blocks(place.unit, arm.arm, "speed"), arm.environment.get("threads"))
+        for arm in (place.arm, place.base)
+        if arm is not None and place.unit is not None
+    ]
+    return max((share for share in shares if share is not None), default=None)
 
 
 def draft_health(view: View, unit: UnitKey, arm: ArmLine, failures: list[FailureLine]) -> DraftHealth:

@@ -13,6 +13,7 @@ import msgspec
 
 from draftproof.analysis.acceptance import engine_steps
 from draftproof.analysis.held import BUILD, held
+from draftproof.analysis.pairs import waiting_share
 from draftproof.analysis.stages import sum_stages
 from draftproof.gate import RED, Verdict
 from draftproof.plan import AA
@@ -233,15 +234,6 @@ def set_totals(view: View, unit: UnitKey, key: str) -> dict[int, SetTotals]:
             waiting=waiting_share(ours, threads),
         )
     return found
-
-
-def waiting_share(blocks: list[BlockLine], threads: int | None) -> float | None:
-    """Of an arm's blocks: how much of its threads' time they stood ready and had no CPU; None: not recorded."""
-    seconds = sum(block.seconds for block in blocks)
-    if not threads or seconds <= 0 or any(block.waited_s is None for block in blocks):
-        return None
-    lost = sum((block.waited_s or 0.0) + (block.stolen_s or 0.0) for block in blocks)
-    return lost / (seconds * threads)
 
 
 def prompts_digest(view: View, line: RotationLine) -> str:

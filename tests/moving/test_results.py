@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 import msgspec
 import pyarrow as pa
@@ -13,7 +14,7 @@ from draftproof.errors import EngineError
 from draftproof.records import Output
 from draftproof.results import CellResult, RunResults, analyse
 from draftproof.tables import STEPS
-from tests.toy import Bench, Flip, Spoil, ToyEngine, Where, rows
+from tests.toy import STOLEN_S, WAITED_S, Bench, Flip, Spoil, ToyEngine, Where, rows
 
 MakeBench = Callable[..., Bench]
 
@@ -183,6 +184,19 @@ def test_a_run_over_batch_sizes_has_curves(bench: MakeBench) -> None:
     ]
     assert [d.break_even.median for d in found] == ["above", "below"]
     assert judged(bench("other", matrix=rows(["perfect"]))).decays == []
+
+
+def test_the_busier_arm_of_a_cell_is_told(bench: MakeBench) -> None:
+    """Share of the threads' time without a CPU: the toy waits as long in every block, so the faster arm's is larger."""
+    run = bench(matrix=rows(["perfect"]))
+    run.session(ToyEngine(speeds={"perfect": 2.0}), ["speed"])
+    data = run.folder.read()
+    shares = {
+        arm: (WAITED_S + STOLEN_S) / (2 * fmean([block.seconds for block in data.blocks if block.arm == arm]))
+        for arm in ("perfect", "no_sd")
+    }
+    assert one(run).waiting == pytest.approx(shares["perfect"])
+    assert shares["perfect"] > shares["no_sd"]
 
 
 # --- acceptance and stages --------------------------------------------------------------------------------------------

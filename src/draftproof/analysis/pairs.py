@@ -25,3 +25,12 @@ def speed_pairs(blocks: Iterable[BlockLine], unit: UnitKey, arm: str, base: str)
         if ours and theirs:
             pairs.append(PairSums(tokens=ours[0], seconds=ours[1], base_tokens=theirs[0], base_seconds=theirs[1]))
     return pairs
+
+
+def waiting_share(blocks: list[BlockLine], threads: int | None) -> float | None:
+    """Of an arm's blocks: how much of its threads' time they stood ready and had no CPU; None: not recorded."""
+    seconds = sum(block.seconds for block in blocks)
+    if not threads or seconds <= 0 or any(block.waited_s is None for block in blocks):
+        return None
+    lost = sum((block.waited_s or 0.0) + (block.stolen_s or 0.0) for block in blocks)
+    return lost / (seconds * threads)
