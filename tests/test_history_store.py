@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import filelock
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 
 from draftproof.errors import DraftproofError
 from draftproof.history import store
-from draftproof.history.rows import Row
 from draftproof.history.store import add, read
 from tests.histories import make_row, make_rows
 
@@ -182,22 +182,24 @@ def test_a_lock_that_is_not_freed_is_told(path: Path, monkeypatch: pytest.Monkey
         add(path, make_rows([1.5, 1.4]))
 
 
-def add_many(path: Path, rows: list[bytes]) -> None:
-    """In a process of its own: one call a run."""
-    for row in rows:
-        add(path, [msgspec.json.decode(row, type=Row)])
+ADD_MANY = """
+import sys, msgspec
+from pathlib import Path
+from draftproof.history.rows import Row
+from draftproof.history.store import add
+
+for line in Path(sys.argv[2]).read_bytes().splitlines():
+    add(Path(sys.argv[1]), [msgspec.json.decode(line, type=Row)])
+"""
 
 
-def test_two_processes_add_at_once(path: Path) -> None:
-    """Twenty runs each, five of them the same: all 35 are there once."""
+def test_two_processes_add_at_once(path: Path, tmp_path: Path) -> None:
+    """Twenty runs each, one call a run, five of them the same: all 35 are there once."""
     rows = make_rows([1.5 + night / 64 for night in range(35)])
-    context = multiprocessing.get_context("spawn")
-    shares = (rows[:20], rows[15:])
-    encoded = [[msgspec.json.encode(row) for row in share] for share in shares]
-    writers = [context.Process(target=add_many, args=(path, share)) for share in encoded]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    writers = []
+    for name, share in (("a", rows[:20]), ("b", rows[15:])):
+        lines = tmp_path / name
+        lines.write_bytes(b"\n".join(msgspec.json.encode(row) for row in share))
+        writers.append(subprocess.Popen([sys.executable, "-c", ADD_MANY, str(path), str(lines)]))
+    assert [writer.wait() for writer in writers] == [0, 0]
     assert sorted(read(path), key=lambda row: row.run_id) == rows
