@@ -17,8 +17,12 @@ from draftproof.gate import Verdict
 from draftproof.metrics import METRICS
 from draftproof.records import NoiseLine
 from draftproof.report import view
-from draftproof.report.html import VERDICTS, Interval, engines, interval_plot, render_html, token, visible
+from draftproof.report.html import render_html
+from draftproof.report.intervals import Interval, interval_plot
 from draftproof.report.markdown import DIFFERENCE_HEAD, render_markdown
+from draftproof.report.surroundings import engines
+from draftproof.report.templates import VERDICTS
+from draftproof.report.untrusted import token, visible
 from draftproof.results import AaResult, RunResults
 from tests.reporting import (
     HOSTILE,

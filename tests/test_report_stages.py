@@ -12,7 +12,8 @@ from draftproof.analysis.rowsprice import Interval, RowsPrice
 from draftproof.analysis.stages import StageSums
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
-from draftproof.report.stages import StageTable, tables
+from draftproof.report.parts import Table
+from draftproof.report.stages import tables
 from draftproof.results import RunResults
 from draftproof.stagefindings import Explained, StageFindings, TargetPrices
 from tests.reporting import broken, cell, header, page, ratio, run
@@ -33,7 +34,7 @@ SUMS = StageSums(
 )
 
 
-def shown(**changes: Any) -> StageTable:
+def shown(**changes: Any) -> Table:
     (table,) = tables(run(cell(stages=msgspec.structs.replace(SUMS, **changes))))
     return table
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from draftproof.analysis.anatomy import Anatomy, Box
 from draftproof.analysis.stats import Ratio, Share
 from draftproof.report import view
-from draftproof.report.determinism import Table
+from draftproof.report.parts import Page, Section, Table
 from draftproof.results import CellResult, RunResults
 
 TITLE = "Where drafts are accepted and rejected"
@@ -16,9 +15,9 @@ JACKKNIFE = "95 % by delete-one jackknife over prompts, both passes of a prompt 
 WILSON = "95 % by Wilson with the trials divided by their design effect over prompts"
 
 
-def anatomy(results: RunResults) -> dict[str, Any]:
-    """What the page is given for its section."""
-    return {"anatomy_title": TITLE, "anatomy_tables": tables(results)}
+def section(page: Page) -> Section | None:
+    found = tables(page.results)
+    return Section(id="anatomy", title=TITLE, tables=found) if found else None
 
 
 def tables(results: RunResults) -> list[Table]:

@@ -12,7 +12,7 @@ from draftproof.errors import scrub
 from draftproof.gate import RED, Judgement
 from draftproof.report import speed, view
 from draftproof.report.determinism import shorten
-from draftproof.report.markdown import cell_text, code_span, sections, table
+from draftproof.report.markdown import cell_text, code_span, table, table_lines
 from draftproof.results import CellResult, RunResults
 
 MOST_BYTES = 1024 * 1024 - 1
@@ -97,7 +97,7 @@ def job_summary(
         head = ["variant", "workload", "B", *view.metric_titles(), "verdict", "outputs"]
         lines += ["", "## Cells", ""]
         lines += table(head, [[*row.name, *row.values, row.throughput, row.determinism] for row in rows])
-        lines += sections(speed.tables(results))
+        lines += table_lines(speed.tables(results))
     if results is not None and results.skipped:
         lines += ["", "## Not run", ""]
         lines += [f"- {cell_text(name)}: {cell_text(why)}" for name, why in results.skipped.items()]

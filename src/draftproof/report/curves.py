@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import msgspec
+from markupsafe import Markup
 
 from draftproof.analysis.survival import Survival
 from draftproof.report.determinism import arm_of, compared, grid, longest_of, survival_at, survival_text, unit_name
+from draftproof.report.parts import Figure
+from draftproof.report.templates import render
 from draftproof.results import RunResults
 
 WIDTH, HEIGHT = 420, 250
@@ -165,3 +168,23 @@ def curve(look: Look, survival: Survival, longest: int, place: float, lines: int
             bars += f"M{at} {at_share(point.low)}V{at_share(point.high)}"
             marks += f"M{at} {at_share(point.share)}{look.marker}"
     return Curve(look=look, steps=steps, bars=bars, marks=marks)
+
+
+def figures(results: RunResults) -> list[Figure]:
+    found = survivals(results)
+    if found is None:
+        return []
+    frame = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+    return [
+        Figure(
+            title=panel.title,
+            description=f"Share of requests still identical to no-SD by output tokens: {panel.description}",
+            svg=render("curve.svg.j2", panel=panel, survival=found, frame=frame),
+        )
+        for panel in found.panels
+    ]
+
+
+def legend(results: RunResults) -> Markup:
+    found = survivals(results)
+    return render("looks.html.j2", looks=found.looks) if found else Markup("")

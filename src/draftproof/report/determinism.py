@@ -19,6 +19,7 @@ from draftproof.metrics import floor_text
 from draftproof.noisefloor import AxisName
 from draftproof.records import ArmLine
 from draftproof.report import view
+from draftproof.report.parts import Table
 from draftproof.results import CellResult, RunResults
 
 CAUSES: dict[Cause, str] = {
@@ -43,19 +44,6 @@ EARLIEST_TITLE = "Earliest differences"
 EARLIEST = 10
 PROMPT_CHARS = 80
 PER_1000 = "first differences per 1,000 tokens [95 %]"
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """One table and the sentence above it; the body may be empty, where the sentence says it all."""
-
-    name: str
-    """For links; no two tables of a page share one."""
-    title: str
-    note: str
-    head: list[str]
-    body: list[list[str]]
-    names: int
-    """Columns from the left that hold no figures."""
 
 
 class Earliest(msgspec.Struct, frozen=True, kw_only=True):

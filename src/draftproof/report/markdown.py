@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-from draftproof.metrics import METRICS, OTHER_METRICS, ratio_text
+from draftproof.metrics import METRICS, OTHER_METRICS
 from draftproof.records import RunHeader
-from draftproof.report import anatomy, determinism, speed, stages, view
-from draftproof.report.determinism import Earliest, Table
+from draftproof.report import determinism, outputs, view
+from draftproof.report.determinism import Earliest
+from draftproof.report.parts import Page, Table
+from draftproof.report.sections import sections
 from draftproof.results import RunResults
 
 
@@ -45,16 +47,7 @@ DIFFERENCE_HEAD = ["", "variant, workload, B", "prompt", "output position", *TOK
 TEXT_CHARS = 200
 
 
-def outputs(results: RunResults) -> list[str]:
-    """The section on determinism: its tables, then the earliest differences."""
-    tables, earliest = determinism.tables(results), determinism.earliest(results)
-    if not tables and not earliest:
-        return []
-    lines = ["", f"## {determinism.TITLE}", *sections(tables)]
-    return lines + (differences(results, earliest) if earliest else [])
-
-
-def sections(tables: list[Table]) -> list[str]:
+def table_lines(tables: list[Table]) -> list[str]:
     """Each table with its title and the sentence above it."""
     lines = []
     for found in tables:
@@ -128,29 +121,11 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
     noise = view.noise_line(results)
     if noise:
         lines += ["", noise[0].upper() + noise[1:] + "."]
-    builds = [(c, c.build_ratio) for c in results.cells if c.build_ratio is not None]
-    if builds:
-        lines += ["", "## New build against base build", ""]
-        lines += table(
-            ["variant", "workload", "B", "build ratio (throughput new / base)"],
-            [[c.cell.variant, c.cell.workload, str(c.cell.batch_size), ratio_text(r)] for c, r in builds],
-        )
-    for title, beside in ((speed.TITLE, speed.tables(results)), (anatomy.TITLE, anatomy.tables(results))):
-        if beside:
-            lines += ["", f"## {title}", *sections(beside)]
-    lines += outputs(results)
-    for found in stages.tables(results):
-        lines += ["", f"## {found.title}", "", *table(found.head, found.body), "", cell_text(found.note)]
-    positions = view.position_table(results)
-    if positions:
-        lines += [
-            "",
-            "## Acceptance by position",
-            "",
-            *table(
-                ["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"], positions
-            ),
-        ]
+    for section in sections(Page(results, header)):
+        if section.tables:
+            lines += ["", f"## {section.title}", *table_lines(section.tables)]
+        if section.id == outputs.ID:
+            lines += differences(results, determinism.earliest(results))
     if results.skipped:
         lines += [
             "",

@@ -1,30 +1,31 @@
-"""What the page is given for its section on outputs."""
+"""The section on outputs: tables, survival curves, the earliest differences."""
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from draftproof.report import curves, determinism
-from draftproof.results import RunResults
+from draftproof.report.parts import Page, Section
+from draftproof.report.templates import render
 
-PANELS_SHOWN = 6
-ROWS_SHOWN = 60
-ROWS_BESIDE_FIGURES = 12
-"""A longer table is folded."""
+ID = "outputs"
 
 
-def outputs(results: RunResults) -> dict[str, Any]:
+def section(page: Page) -> Section | None:
+    results = page.results
     earliest = determinism.earliest(results)
-    return {
-        "outputs": determinism.tables(results),
-        "outputs_title": determinism.TITLE,
-        "survival": curves.survivals(results),
-        "frame": curves,
-        "earliest": earliest,
-        "earliest_title": determinism.EARLIEST_TITLE,
-        "earliest_note": determinism.earliest_note(results),
-        "causes": determinism.CAUSES,
-        "panels_shown": PANELS_SHOWN,
-        "rows_shown": ROWS_SHOWN,
-        "rows_beside_figures": ROWS_BESIDE_FIGURES,
-    }
+    tables = [
+        msgspec.structs.replace(table, figures=curves.figures(results), legend=curves.legend(results))
+        if table.name == "survival"
+        else table
+        for table in determinism.tables(results)
+    ]
+    if not tables and not earliest:
+        return None
+    differences = render(
+        "differences.html.j2",
+        earliest=earliest,
+        title=determinism.EARLIEST_TITLE,
+        note=determinism.earliest_note(results),
+    )
+    return Section(id=ID, title=determinism.TITLE, tables=tables, extra=differences)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from draftproof.analysis.decay import DRAWS, BreakEven, Decay, Edge
 from draftproof.metrics import OTHER_METRICS, ratio_text
 from draftproof.report import view
-from draftproof.report.determinism import Table
+from draftproof.report.parts import Page, Section, Table
 from draftproof.results import RunResults
 
 TITLE = "Latency, other estimators, batch sizes"
@@ -20,9 +19,9 @@ DECAY_NOTE = (
 )
 
 
-def speed(results: RunResults) -> dict[str, Any]:
-    """What the page is given for its section."""
-    return {"speed_title": TITLE, "speed_tables": tables(results), "other_metrics": OTHER_METRICS}
+def section(page: Page) -> Section | None:
+    found = tables(page.results)
+    return Section(id="speed", title=TITLE, tables=found) if found else None
 
 
 def tables(results: RunResults) -> list[Table]:

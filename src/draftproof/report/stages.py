@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import OVERHEAD, STAGES, StageSums
 from draftproof.metrics import ratio_text
 from draftproof.report import view
+from draftproof.report.parts import Page, Section, Table
 from draftproof.results import RunResults
 
 OUTSIDE = "outside the worker"
 
 
-class StageTable(msgspec.Struct, frozen=True, kw_only=True):
-    title: str
-    note: str
-    head: list[str]
-    body: list[list[str]]
+TITLE = "Time"
 
 
-def tables(results: RunResults) -> list[StageTable]:
+def section(page: Page) -> Section | None:
+    found = tables(page.results)
+    return Section(id="stages", title=TITLE, tables=found) if found else None
+
+
+def tables(results: RunResults) -> list[Table]:
     """Those that the run has something for."""
     return [table for table in (shares(results), explained(results), prices(results)) if table.body]
 
@@ -29,7 +29,7 @@ def percent(seconds: float | None, whole_s: float) -> str:
     return "-" if seconds is None else f"{100 * seconds / whole_s:.1f} %"
 
 
-def shares(results: RunResults) -> StageTable:
+def shares(results: RunResults) -> Table:
     """Each stage in the decode steps; LM head, the parts of overhead and what no part claims apart."""
     shown = [(cell, cell.stages) for cell in results.cells if cell.stages is not None and cell.stages.decode_s > 0]
     all_sums = [sums for _, sums in shown]
@@ -51,7 +51,9 @@ def shares(results: RunResults) -> StageTable:
             line += [percent(seconds, device_s or 1.0) for seconds in (sums.device_busy_s, sums.device_idle_s)]
         line += [f"{1000 * whole / sums.decode_steps:.1f}", str(sums.decode_steps)]
         body.append([*view.name(results, cell), *line])
-    return StageTable(title="Time (share of decode steps)", note=shares_note(all_sums), head=head, body=body)
+    return Table(
+        names=2, name="shares", title="Time (share of decode steps)", note=shares_note(all_sums), head=head, body=body
+    )
 
 
 def shares_note(shown: list[StageSums]) -> str:
@@ -73,7 +75,7 @@ def shares_note(shown: list[StageSums]) -> str:
     return note
 
 
-def explained(results: RunResults) -> StageTable:
+def explained(results: RunResults) -> Table:
     """Expected speedups beside the measured one."""
     head = ["variant", "workload", "B", "k", "alpha", "c", "v", "tokens/decode step"]
     head += ["Eq. 1", "measured tokens and v", "whole steps", "measured speedup [95 %]"]
@@ -93,14 +95,14 @@ def explained(results: RunResults) -> StageTable:
         "no-SD forward, and the same with whole steps, overhead included. Stage seconds are those of steps with the "
         "whole batch; the measured speedup has prefill and the batch's end in it. Expected figures are points."
     )
-    return StageTable(title="Expected and measured speedup", note=note, head=head, body=body)
+    return Table(name="expected", title="Expected and measured speedup", note=note, head=head, body=body, names=2)
 
 
 def milliseconds(found: Interval) -> str:
     return f"{1000 * found.value:.2f} [{1000 * found.low:.2f}, {1000 * found.high:.2f}]"
 
 
-def prices(results: RunResults) -> StageTable:
+def prices(results: RunResults) -> Table:
     """Verify time by batch size and rows."""
     found = results.stage_findings.prices
     several = len({(one.target, one.build) for one in found}) > 1
@@ -134,4 +136,4 @@ def prices(results: RunResults) -> StageTable:
         "more), over all arms. Intervals are order statistics of the median. Steps of one block are not independent: "
         "the intervals are rather too narrow than too wide."
     )
-    return StageTable(title="The price of verification rows", note=note, head=head, body=body)
+    return Table(name="row-prices", title="The price of verification rows", note=note, head=head, body=body, names=2)

@@ -1,0 +1,55 @@
+"""What the reports are made of: sections of tables, each with the figures that draw it."""
+
+from __future__ import annotations
+
+import msgspec
+from markupsafe import Markup
+
+from draftproof.records import RunHeader
+from draftproof.results import RunResults
+
+
+class Page(msgspec.Struct, frozen=True):
+    """All that a section may read."""
+
+    results: RunResults
+    header: RunHeader
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A drawing of a table's figures."""
+
+    title: str
+    """Shown above it."""
+    description: str
+    """What it shows, in words, for those who do not see it."""
+    svg: Markup
+    """An ``svg`` element, made by us, with all foreign text in it escaped."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """One table and the sentence above it; the body may be empty, where the sentence says it all."""
+
+    name: str
+    """For links; no two tables of a page share one."""
+    title: str
+    note: str
+    head: list[str]
+    body: list[list[str]]
+    names: int
+    """Columns from the left that hold no figures."""
+    figures: list[Figure] = []
+    """Shown above the table, which is then folded where it is long."""
+    legend: Markup = Markup("")
+    """What the figures' marks mean, shown once above all of them."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the page with a heading and a link on top."""
+
+    id: str
+    title: str
+    tables: list[Table] = []
+    """Shown on the page and in ``summary.md``."""
+    extra: Markup = Markup("")
+    """What only the page has, below the tables."""

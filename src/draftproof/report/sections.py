@@ -1,0 +1,30 @@
+"""The sections of a report, in order; a new one is a function of the page and its line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from draftproof.report import anatomy, cells, intervals, meaning, outputs, simple, speed, stages, surroundings
+from draftproof.report.parts import Page, Section
+
+SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
+    cells.section,
+    intervals.section,
+    cells.failures_section,
+    simple.builds,
+    speed.section,
+    anatomy.section,
+    outputs.section,
+    stages.section,
+    simple.positions,
+    simple.not_run,
+    simple.notes,
+    meaning.section,
+    surroundings.section,
+)
+
+
+def sections(page: Page) -> list[Section]:
+    """Those that the run has something for."""
+    made = [section(page) for section in SECTIONS]
+    return [section for section in made if section is not None]

@@ -1,0 +1,57 @@
+"""Sections that are one table or one list."""
+
+from __future__ import annotations
+
+from draftproof.metrics import ratio_text
+from draftproof.report import view
+from draftproof.report.parts import Page, Section, Table
+from draftproof.report.templates import render
+
+
+def builds(page: Page) -> Section | None:
+    """Two builds of vLLM in one run."""
+    body = [
+        [*row.name, row.cell.cell.target, ratio_text(row.cell.build_ratio)]
+        for row in view.rows(page.results)
+        if row.cell.build_ratio
+    ]
+    if not body:
+        return None
+    table = Table(
+        name="build-ratios",
+        title="Throughput",
+        note="Of the new build over the base build's, in the same rotations.",
+        head=["variant", "workload", "B", "target", "build ratio (throughput new / base)"],
+        body=body,
+        names=2,
+    )
+    return Section(id="builds", title="New build against base build", tables=[table])
+
+
+def positions(page: Page) -> Section | None:
+    """How often each draft position was accepted."""
+    body = view.position_table(page.results)
+    if not body:
+        return None
+    table = Table(
+        name="by-position",
+        title="By draft position",
+        note="Accepted at a position over drafts made: a survival, not conditional on the position before.",
+        head=["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"],
+        body=body,
+        names=2,
+    )
+    return Section(id="positions", title="Acceptance by position", tables=[table])
+
+
+def not_run(page: Page) -> Section | None:
+    skipped = page.results.skipped
+    if not skipped:
+        return None
+    return Section(id="not-run", title="Not run, and why", extra=render("not_run.html.j2", skipped=skipped))
+
+
+def notes(page: Page) -> Section | None:
+    if not page.results.notes:
+        return None
+    return Section(id="notes", title="Notes", extra=render("notes.html.j2", notes=page.results.notes))

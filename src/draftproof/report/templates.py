@@ -1,0 +1,62 @@
+"""The templates of the page: every text that they print is escaped, cut and made visible."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from draftproof.gate import Verdict
+from draftproof.report import untrusted
+
+LIST_SHOWN = 10
+REASON_CHARS = 600
+PANELS_SHOWN = 6
+ROWS_SHOWN = 60
+ROWS_BESIDE_FIGURES = 12
+"""A longer table is folded."""
+
+VERDICTS: dict[Verdict, tuple[str, str, str]] = {
+    "PASS": ("✓", "good", "judged, and within its limits"),
+    "IMPROVED": ("▲", "good", "judged, and better than its baseline"),
+    "REGRESSED": ("▼", "bad", "the whole interval is on the wrong side of a limit; outputs: more ties than a control"),
+    "FAILED": ("✕", "bad", "an engine did not start or finish; outputs: one is divergent, or no-SD's are garbage"),
+    "UNSTABLE": ("≈", "warn", "not judged: the reference does not repeat itself, or the limit lies inside the noise"),
+    "INSUFFICIENT": ("…", "warn", "not judged: too few finished pairs"),
+    "INCOMPARABLE": ("≠", "warn", "not judged: a setting that must be held differs"),
+    "NO_BASELINE": ("○", "plain", "shown, not judged: no gating limit covers the cell"),
+}
+"""Verdict -> symbol, tone, meaning. The word is always printed: the colour only repeats it."""
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("draftproof", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=untrusted.shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.globals.update(
+        verdicts=VERDICTS,
+        list_shown=LIST_SHOWN,
+        panels_shown=PANELS_SHOWN,
+        rows_shown=ROWS_SHOWN,
+        rows_beside_figures=ROWS_BESIDE_FIGURES,
+        token_chars=untrusted.TOKEN_CHARS,
+        token=untrusted.token,
+        cut=untrusted.cut,
+        tail=untrusted.tail,
+        short=functools.partial(untrusted.cut, limit=REASON_CHARS),
+    )
+    return made
+
+
+def render(template: str, **values: Any) -> Markup:
+    """A part of the page; whole parts may be put into others as they are."""
+    return Markup(environment().get_template(template).render(**values))  # noqa: S704 - escaped by the template
