@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.records import RunHeader
-from draftproof.report import view
+from draftproof.report import partial, view
 from draftproof.report.parts import Page
 from draftproof.report.sections import sections
 from draftproof.report.templates import render
@@ -17,5 +17,7 @@ def render_html(results: RunResults, header: RunHeader) -> str:
         results=results,
         headline=view.headline(results),
         environment_line=view.environment_line(results),
+        ended_early=partial.headline(results),
+        gaps=partial.gaps(results, header),
         sections=sections(Page(results, header)),
     )

@@ -15,6 +15,8 @@ LIST_SHOWN = 10
 REASON_CHARS = 600
 PANELS_SHOWN = 6
 ROWS_SHOWN = 60
+ROWS_MOST = 300
+"""Rows of one table that are shown at all: a run of thousands of cells stays readable, and its page loadable."""
 ROWS_BESIDE_FIGURES = 12
 """A longer table is folded."""
 
@@ -29,6 +31,11 @@ VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "NO_BASELINE": ("○", "plain", "shown, not judged: no gating limit covers the cell"),
 }
 """Verdict -> symbol, tone, meaning. The word is always printed: the colour only repeats it."""
+
+
+def cut_note(rows: int) -> str:
+    """Above a table that has more rows than are shown."""
+    return f"The first {ROWS_MOST} of {rows:,} rows; what all of them are made from is in summary.json."
 
 
 @functools.cache
@@ -47,8 +54,10 @@ def environment() -> jinja2.Environment:
         list_shown=LIST_SHOWN,
         panels_shown=PANELS_SHOWN,
         rows_shown=ROWS_SHOWN,
+        rows_most=ROWS_MOST,
         rows_beside_figures=ROWS_BESIDE_FIGURES,
         token_chars=untrusted.TOKEN_CHARS,
+        cut_note=cut_note,
         token=untrusted.token,
         cut=untrusted.cut,
         tail=untrusted.tail,
