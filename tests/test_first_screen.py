@@ -270,7 +270,7 @@ def test_the_rest_of_the_study_is_not_passed_over() -> None:
     study = Study(name="default", title="", hardware="cpu", output_tokens=64, matrix=[row])
     results = run(cell("ngram"))
     found = page(results, header(study=study))
-    assert "Partial results: 1 cells of the study were not run" in found.text
+    assert "Partial results: 1 cell of the study not run" in found.text
     assert partial.NOT_CHOSEN in found.text
     assert "tiny-eagle-chat-b1" in found.text
     assert "tiny-eagle-chat-b1" in render_markdown(results, header(study=study)).replace("\\", "")
@@ -291,7 +291,7 @@ def test_a_killed_run_names_what_it_did_not_come_to() -> None:
     found = page(results)
     assert "PARTIAL run: ended early" in found.text
     assert partial.NOT_REACHED in found.text
-    assert "1 of 2 cells have no interval and so no speedup (1 with 0 pairs)" in found.text
+    assert "no interval and so no speedup in 1 of 2 cells (1 with 0 pairs)" in found.text
     assert "not run" in found.text[found.text.index("B = 1") :]
     done = msgspec.structs.replace(results, finished=True)
     assert partial.NOT_REACHED not in page(done).text
@@ -300,13 +300,13 @@ def test_a_killed_run_names_what_it_did_not_come_to() -> None:
 ODD: dict[str, tuple[RunResults, str]] = {
     "zero cells": (run(arms=[]), "Nothing ran: no cells were selected."),
     "zero cells, killed": (run(arms=[], finished=False, partial="out of memory"), "PARTIAL run: out of memory"),
-    "failed cells": (run(cell(), broken(), broken("eagle")), "2 of 3 cells failed"),
-    "everything failed": (run(broken(), arms=[]), "1 of 1 cells failed"),
-    "a part failed": (run(cell(failures=[failure(purpose="stages")])), "1 of 1 cells failed, or a part of them did"),
+    "failed cells": (run(cell(), broken(), broken("eagle")), "2 of 3 cells failed, or a part of each did"),
+    "everything failed": (run(broken(), arms=[]), "1 of 1 cell failed"),
+    "a part failed": (run(cell(failures=[failure(purpose="stages")])), "1 of 1 cell failed, or a part of each did"),
     "one variant only": (run(cell()), "in 1 of 1 cell (ngram on chat b1, 1.50x [1.40, 1.60])"),
     "one request": (
         run(cell(speedup=None, pairs=1, verdict="INSUFFICIENT", sameness=sameness(requests=1))),
-        "1 of 1 cells have no interval and so no speedup (1 with 1 pair)",
+        "no interval and so no speedup in 1 of 1 cell (1 with 1 pair)",
     ),
     "no-SD alone": (run(reference()), "No speculative variant ran."),
     "controls alone": (run(cell("oracle"), arms=[arm("oracle", control="oracle")]), "Controls alone ran"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftproof.analysis.decay import Point, decay_of
 from draftproof.analysis.stats import Ratio, t_quantile
+from draftproof.catalog import load_catalog
 from draftproof.gate import Judgement, Verdict
 from draftproof.memorycosts import MemoryCost
 from draftproof.recommendation import Choice, adjusted, gain_share, recommend
@@ -407,3 +408,14 @@ def test_what_the_data_cannot_say_is_said() -> None:
         assert what in text, what
     assert "temperature 0.7" in said(sampling=Sampling(temperature=0.7))
     assert "EOS ends a request" in said(ignore_eos=False)
+
+
+def test_controls_are_known_even_where_they_never_started() -> None:
+    """The catalog tells them: a control proposer, and a target that drafts for itself."""
+    entries = load_catalog()
+    known = {name for name in entries.variants if entries.is_control(name, "smollm2-135m")}
+    assert {"oracle", "oracle_k7", "adversarial", "random_half", "self_draft", "scripted"} <= known
+    assert not known & {"no_sd", "ngram", "draft_model", "eagle", "eagle3", "mtp"}
+    assert not entries.is_control("of_an_overlay", "smollm2-135m")
+    results = run(ran("ngram", 1.5), broken("oracle"), arms=[arm()], known_controls=["oracle"])
+    assert only(results).excluded == []

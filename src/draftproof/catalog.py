@@ -79,6 +79,13 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
             )
         return shape
 
+    def is_control(self, variant: str, target: str) -> bool:
+        """Whether a variant is there to be measured against, not to be deployed: a control proposer, or the target
+        drafting for itself."""
+        entry = self.variants.get(variant)
+        drafter = entry.drafters.get(target) if entry else None
+        return bool(entry and (entry.control or (drafter and drafter.source == "self")))
+
     def study_cells(self, name: str) -> list[Cell]:
         """The cells of a study, in the order of its rows, each once."""
         study: Study = self.get("studies", name)

@@ -130,6 +130,8 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     anatomies: Anatomies = Anatomies()
     """Where drafts were accepted and rejected."""
     memory: list[MemoryCost] = []
+    known_controls: list[str] = []
+    """Variants of the run that the catalog calls controls, those that never started among them."""
     rivals: list[Rival] = []
 
     @functools.cached_property
@@ -152,7 +154,12 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @functools.cached_property
     def controls(self) -> frozenset[str]:
         """Variants whose drafts' fate is known beforehand."""
-        return frozenset(arm.variant for arm in self.arms if arm.control)
+        return frozenset(arm.variant for arm in self.arms if arm.control) | frozenset(self.known_controls)
+
+    def full_name(self, name: str, target: str, build: str) -> str:
+        """A variant or a workload with its target and build, where the run has several."""
+        told = [target] * self.several_targets + [f"{build} build"] * self.several_builds
+        return name + (f" ({', '.join(told)})" if told else "")
 
     def arm_of(self, cell: CellResult) -> ArmLine | None:
         """None: it never started."""
@@ -166,10 +173,15 @@ def analyse(
     *,
     catalog: Catalog | None = None,
 ) -> RunResults:
-    """Judge every cell of a run from its records alone; `catalog`: what memory is expected by."""
+    """Judge every cell of a run from its records alone.
+
+    `catalog`: for what memory is expected, and for which variants are controls where they never started.
+    """
     view = read_view(folder)
     data = view.data
     skipped = data.header.skipped | (skipped or {})
+    controls = [c.variant for c in data.header.cells if catalog and catalog.is_control(c.variant, c.target)]
+    controls = list(dict.fromkeys(controls))
     places = [
         view.place(cell, build) for cell in data.header.cells for build in data.header.builds if cell.id not in skipped
     ]
@@ -209,16 +221,18 @@ def analyse(
         decays=decays(cells),
         anatomies=anatomies(view, places, folder.prompts()),
         memory=memory_costs(data.arms, catalog),
-        rivals=rivals(view, contenders(places, cells)),
+        known_controls=controls,
+        rivals=rivals(view, contenders(places, cells, controls)),
     )
 
 
-def contenders(places: list[Placed], cells: list[CellResult]) -> list[tuple[Placed, Ratio]]:
+def contenders(places: list[Placed], cells: list[CellResult], controls: list[str]) -> list[tuple[Placed, Ratio]]:
     """Cells that might be advised, each with its speedup: no controls, and nothing that is unfit."""
     return [
         (place, cell.speedup)
         for place, cell in zip(places, cells, strict=True)
         if cell.speedup and place.arm and not place.arm.control and not cell.unfit
+        if cell.cell.variant not in controls
     ]
 
 

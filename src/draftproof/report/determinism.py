@@ -78,7 +78,7 @@ def rate_text(rate: Rate | None) -> str:
 
 def unit_name(results: RunResults, target: str, workload: str, batch_size: int, build: str = "new") -> list[str]:
     """Workload (with the target and the build, where the run has several) and batch size."""
-    return [view.full_name(results, workload, target, build), str(batch_size)]
+    return [results.full_name(workload, target, build), str(batch_size)]
 
 
 def compared(results: RunResults) -> list[tuple[CellResult, Sameness]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from draftproof.records import RunHeader
 from draftproof.report import view
 from draftproof.report.parts import Page, Section, Table
+from draftproof.report.verdict import cells_text
 from draftproof.results import CellResult, RunResults
 
 NOT_CHOSEN = "part of the study, but not chosen for this run or not possible on its machine; the records do not say"
@@ -26,15 +27,15 @@ def gaps(results: RunResults, header: RunHeader) -> list[str]:
     total = len(results.cells)
     failed = sum(bool(cell.failures) for cell in results.cells)
     if failed:
-        found.append(f"{failed} of {total} cells failed, or a part of them did")
+        found.append(f"{failed} of {cells_text(total)} failed, or a part of each did")
     empty = [cell for cell in results.cells if cell.speculative and cell.speedup is None and not cell.failures]
     if empty:
         pairs = Counter(cell.pairs for cell in empty)
         told = ", ".join(f"{count} with {pair} pair{'s' if pair != 1 else ''}" for pair, count in sorted(pairs.items()))
-        found.append(f"{len(empty)} of {total} cells have no interval and so no speedup ({told})")
+        found.append(f"no interval and so no speedup in {len(empty)} of {cells_text(total)} ({told})")
     missing = len(not_run_cells(results, header))
     if missing:
-        found.append(f"{missing} cells of the study were not run")
+        found.append(f"{cells_text(missing)} of the study not run")
     return found
 
 

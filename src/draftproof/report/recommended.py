@@ -59,7 +59,7 @@ def tables(results: RunResults, header: RunHeader) -> list[Table]:
 
 
 def place_name(choice: Choice, results: RunResults) -> str:
-    return view.full_name(results, choice.workload, choice.target, choice.build)
+    return results.full_name(choice.workload, choice.target, choice.build)
 
 
 def variant_text(candidate: Candidate) -> str:

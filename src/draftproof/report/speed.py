@@ -93,7 +93,7 @@ def usual_tokens(decay: Decay) -> int:
 
 def curve_name(results: RunResults, decay: Decay) -> str:
     """The variant, as `view.name` tells it."""
-    return view.full_name(results, decay.variant, decay.target, decay.build)
+    return results.full_name(decay.variant, decay.target, decay.build)
 
 
 def break_even_text(decay: Decay) -> str:

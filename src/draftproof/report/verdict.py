@@ -47,8 +47,7 @@ class Words:
         self.results = results
 
     def variant(self, cell: CellResult) -> str:
-        told = [cell.cell.target] * self.results.several_targets + [f"{cell.build} build"] * self.results.several_builds
-        return cell.cell.variant + (f" ({', '.join(told)})" if told else "")
+        return self.results.full_name(cell.cell.variant, cell.cell.target, cell.build)
 
     def cell(self, cell: CellResult) -> str:
         return f"{self.variant(cell)} on {cell.cell.workload} b{cell.cell.batch_size}"

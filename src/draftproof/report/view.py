@@ -31,13 +31,7 @@ def metric_titles() -> list[str]:
 def name(results: RunResults, cell: CellResult) -> list[str]:
     """Variant (with the target and the build, where the run has several), workload, batch size."""
     what = cell.cell
-    return [full_name(results, what.variant, what.target, cell.build), what.workload, str(what.batch_size)]
-
-
-def full_name(results: RunResults, name: str, target: str, build: str) -> str:
-    """A variant or a workload with its target and build, where the run has several."""
-    told = [target] * results.several_targets + [f"{build} build"] * results.several_builds
-    return name + (f" ({', '.join(told)})" if told else "")
+    return [results.full_name(what.variant, what.target, cell.build), what.workload, str(what.batch_size)]
 
 
 def label(results: RunResults, cell: CellResult) -> str:
