@@ -316,7 +316,7 @@ def test_three_hundred_cells_stay_small() -> None:
     assert all(result.cell.id in found.text for result in cells)
     assert "10 of 300, divergent ones first" in found.text
     assert "(3600 in all, each in summary.json)" in found.text
-    assert "and 288 more" in found.text
+    assert "6 more variants in 180" in found.text
 
 
 # -- the plot ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from draftproof.analysis.stats import ratio_of_totals
 from draftproof.recommendation import recommend
 from draftproof.report import write_report
 from draftproof.results import analyse
+from draftproof.spec import Cell
 from tests.moving.running import invoke
 from tests.toy import Bench, ToyEngine
 
@@ -40,8 +41,8 @@ def test_variants_are_told_apart_by_their_own_rotations(clean_run: Bench) -> Non
         assert {one.first, one.second} != {other.first, other.second}
 
 
-def first_unit(cell: object) -> tuple[str, str, int]:
-    return tuple(getattr(cell, name) for name in ("target", "workload", "batch_size"))  # type: ignore[return-value]
+def first_unit(cell: Cell) -> tuple[str, str, int]:
+    return cell.target, cell.workload, cell.batch_size
 
 
 def test_a_planted_speed_is_advised_and_a_slow_one_is_not(clean_run: Bench) -> None:

@@ -156,9 +156,9 @@ def rows(
         k = arm.speculative_config.get("num_speculative_tokens") if arm and first.speculative else None
         line: list[Shown | None] = []
         for workload, size in columns:
-            cell = at.get((workload, size))
-            if cell is not None and cell.cell.id not in missing:
-                line.append(shown(cell, anchors.get((cell.cell.id, cell.build), "")))
+            here = at.get((workload, size))
+            if here is not None and here.cell.id not in missing:
+                line.append(shown(here, anchors.get((here.cell.id, here.build), "")))
             else:
                 name = msgspec.structs.replace(first.cell, workload=workload, batch_size=size).id
                 line.append(Shown(value=NOT_RUN) if name in missing else None)

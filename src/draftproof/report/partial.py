@@ -73,8 +73,8 @@ def table(results: RunResults, header: RunHeader) -> Table | None:
         name="not-run-cells",
         title="By reason",
         note="They are in no count above.",
-        head=["cells", "which", "why"],
-        body=[[str(len(names)), view.some(names), why] for why, names in reasons.items()],
+        head=["cells", "how many", "why"],
+        body=[[view.some(names), str(len(names)), why] for why, names in reasons.items()],
         names=3,
     )
 
