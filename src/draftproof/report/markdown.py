@@ -8,7 +8,7 @@ from draftproof.metrics import METRICS, OTHER_METRICS
 from draftproof.records import RunHeader
 from draftproof.report import cells, determinism, outputs, partial, view
 from draftproof.report.determinism import Earliest
-from draftproof.report.parts import Page, Table
+from draftproof.report.parts import Page, Section, Table
 from draftproof.report.sections import sections
 from draftproof.report.templates import ROWS_MOST, cut_note
 from draftproof.results import RunResults
@@ -94,7 +94,8 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
     return lines
 
 
-def render_markdown(results: RunResults, header: RunHeader) -> str:
+def render_markdown(results: RunResults, header: RunHeader, made: list[Section] | None = None) -> str:
+    """`made`: the page's sections, where they are at hand."""
     lines = [
         f"# draftproof: {cell_text(results.title)}",
         "",
@@ -130,7 +131,7 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
     noise = view.noise_line(results)
     if noise:
         lines += ["", noise[0].upper() + noise[1:] + "."]
-    for section in sections(Page(results, header)):
+    for section in sections(Page(results, header)) if made is None else made:
         if section.tables:
             lines += ["", f"## {section.title}", *table_lines(section.tables)]
         if section.id == outputs.ID:
