@@ -62,7 +62,7 @@ def test_the_sentence_counts_and_gives_the_extremes_with_their_intervals() -> No
     assert view.headline(spread()) == (
         "Faster than no speculation in 3 of 6 cells (eagle3 in 2, ngram in 1: 1.87x [1.40, 2.49], ngram on chat b1 to "
         "1.21x [1.05, 1.40], eagle3 on chat b1), slower in 1 (eagle on chat b1, 0.55x [0.37, 0.81]), not told apart "
-        "from 1.0 in 1, no figure in 1 (1 FAILED), by 95 % intervals over 3 prompt sets each; no divergent outputs in "
+        "from 1.0 in 1, not counted in 1 (FAILED), by 95 % intervals over 3 prompt sets each; no divergent outputs in "
         "6 cells compared, differences by ties alone in 1; no speedup regressed, of 5 held against a limit; failed: "
         "draft_model on chat b1; controls apart (oracle on chat b1, 3.56x [3.43, 3.71])."
     )
@@ -108,7 +108,7 @@ def test_a_figure_without_a_meaning_is_no_gain(verdict: Any) -> None:
     """A speedup from a busy machine, or over an arm with other settings, is neither faster nor slower."""
     told = view.headline(run(cell(verdict=verdict, speedup=ratio(3.0, 2.9, 3.1))))
     assert "faster than no speculation in 0 of 1 cell" in told.lower()
-    assert f"no figure in 1 (1 {verdict})" in told
+    assert f"not counted in 1 ({verdict}" in told
     assert "3.00x" not in told
 
 
@@ -133,7 +133,7 @@ def test_the_sentence_leaves_no_cell_out(ratios: list[Ratio | None]) -> None:
     told = view.headline(run(*[cell(f"v{index}", speedup=one) for index, one in enumerate(ratios)]))
     first = told.split(";")[0]
     counts = [
-        int(found) for found in re.findall(r"(?:speculation in|slower in|from 1\.0 in|no figure in) (\d+)", first)
+        int(found) for found in re.findall(r"(?:speculation in|slower in|from 1\.0 in|not counted in) (\d+)", first)
     ]
     assert sum(counts) == len(ratios)
     assert f"of {len(ratios)} cell" in first

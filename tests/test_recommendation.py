@@ -17,7 +17,7 @@ from draftproof.gate import Judgement, Verdict
 from draftproof.memorycosts import MemoryCost
 from draftproof.recommendation import Choice, adjusted, gain_share, recommend
 from draftproof.report.markdown import render_markdown
-from draftproof.report.recommended import bytes_text, memory_text, tables
+from draftproof.report.recommended import bytes_text, cache_text, room_text, short_memory_text, tables, weights_text
 from draftproof.results import CellResult, RunResults
 from draftproof.rivals import Rival
 from draftproof.spec import MatrixRow, Sampling, Study
@@ -221,10 +221,13 @@ def test_without_a_pair_both_errors_count() -> None:
 
 
 def test_memory_in_words() -> None:
-    assert memory_text(None) == "not known"
-    assert memory_text(MemoryCost(target="t", variant="v", build="new")) == "expected: not known"
+    empty = MemoryCost(target="t", variant="v", build="new")
+    assert (
+        short_memory_text(None) == short_memory_text(empty) == weights_text(empty) == cache_text(empty) == "not known"
+    )
+    assert room_text(empty) == "-"
     nothing = MemoryCost(target="t", variant="v", build="new", static_bytes=0, kv_bytes_per_token=0)
-    assert memory_text(nothing) == "expected: nothing"
+    assert short_memory_text(nothing) == "none"
     full = MemoryCost(
         target="t",
         variant="v",
@@ -236,11 +239,17 @@ def test_memory_in_words() -> None:
         kv_cache_tokens=900,
         base_kv_cache_tokens=1000,
     )
-    assert memory_text(full) == (
-        "expected: weights 1.00 GiB (+6.2 %), KV cache a token 4.00 KiB (+3.1 %); "
-        "recorded: room for 900 tokens, no-SD 1,000 (-10 %)"
-    )
+    assert short_memory_text(full) == weights_text(full) == "1.00 GiB (+6.2 %)"
+    assert cache_text(full) == "4.00 KiB (+3.1 %)"
+    assert room_text(full) == "900, no-SD 1,000 (-10.0 %)"
     assert bytes_text(8_406_144) == "8.0 MiB"
+
+
+def test_what_each_takes_has_a_row_without_the_controls() -> None:
+    results = arms_of(ran("heavy", 1.5), ran("oracle", 3.0), oracle="oracle")
+    told = msgspec.structs.replace(results, memory=costs(heavy=2**20, oracle=0))
+    (table,) = [table for table in tables(told, header()) if table.name == "memory-cost"]
+    assert table.body == [["heavy", "1.0 MiB", "1024.00 KiB", "-", "-"]]
 
 
 # -- no-SD arms with other settings ------------------------------------------------------------------------------------

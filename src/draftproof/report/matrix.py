@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 
@@ -78,28 +79,30 @@ def tone(ratio: Ratio) -> str:
 
 def legend() -> list[tuple[str, str]]:
     """(Tone, what it stands for), from the slowest to the fastest."""
-    down = [f"{1 / step:.2g}" for step in STEPS]
-    up = [f"{step:g}" for step in STEPS]
-    slower = [("t-l5", f"slower: at most {down[3]}x")]
-    slower += [(f"t-l{step}", f"to {down[step - 2]}x") for step in (4, 3, 2)] + [("t-l1", "to 1x")]
-    faster = [("t-f1", "faster: above 1x")] + [(f"t-f{step + 2}", f"from {up[step]}x") for step in range(4)]
-    return [*slower, ("t-n", "not told apart from 1"), *faster]
+    ends = (1.0, *STEPS)
+    faster = [(f"t-f{step}", f"{low:g}x to {high:g}x") for step, (low, high) in enumerate(pairwise(ends), start=1)]
+    slower = [
+        (f"t-l{step}", f"{1 / high:.2g}x to {1 / low:.2g}x") for step, (low, high) in enumerate(pairwise(ends), start=1)
+    ]
+    slower.append((f"t-l{len(ends)}", f"at most {1 / ends[-1]:.2g}x"))
+    faster.append((f"t-f{len(ends)}", f"at least {ends[-1]:g}x"))
+    return [*reversed(slower), ("t-n", "not told apart from 1"), *faster]
 
 
 def shown(cell: CellResult, link: str) -> Shown:
-    ratio = speedup_of(cell)
+    ratio, counts = cell.speedup, speedup_of(cell) is not None
     outputs = cell.determinism.verdict if cell.speculative and cell.determinism.verdict != "PASS" else None
     if not cell.speculative:
         rate = "no figure" if cell.tokens_per_s is None else f"{cell.tokens_per_s:.1f} tok/s"
         verdict: Verdict | None = "FAILED" if cell.throughput.verdict == "FAILED" else None
         return Shown(value=rate, verdict=verdict, link=link)
-    if ratio is None:
+    if ratio is None or not math.isfinite(ratio.value):
         return Shown(value="no figure", verdict=cell.throughput.verdict, outputs=outputs, link=link)
     return Shown(
         value=f"{ratio.value:.2f}x",
         interval=f"[{ratio.low:.2f}, {ratio.high:.2f}]",
-        tone=tone(ratio),
-        told=standing(ratio) != "unclear",
+        tone=tone(ratio) if counts else "",
+        told=counts and standing(ratio) != "unclear",
         verdict=cell.throughput.verdict,
         outputs=outputs,
         link=link,

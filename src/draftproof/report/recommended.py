@@ -36,7 +36,8 @@ WINNER = (
     "Choosing the best of several on the data that also measure it makes its gain look too large (the winner's curse): "
     "expect less than the figure. The interval for the best of n covers the choice: each of its ends is set at "
     "1 - 0.05/n (Bonferroni, log scale, Student's t with one degree of freedom less than prompt sets). It does not "
-    "cover the choice of a row among the rows."
+    "cover the choice of a row among the rows. Not told apart: the throughput of the row's fastest variant over theirs, "
+    "in the same rotations where they shared them. Oracle: of the same k, right by construction."
 )
 HANDICAP = (
     " Where a variant forces settings that slow no-SD itself down, its speedup here is told over the fastest no-SD of "
@@ -54,8 +55,14 @@ def tables(results: RunResults, header: RunHeader) -> list[Table]:
     choices = recommend(results)
     if not choices:
         return []
-    made = [summary_table(choices, results), place_table(choices, results), excluded_table(choices, results)]
-    return [table for table in [*made, limits_table(results, header)] if table.body]
+    made = [
+        summary_table(choices, results),
+        place_table(choices, results),
+        memory_table(results),
+        excluded_table(choices, results),
+        limits_table(results, header),
+    ]
+    return [table for table in made if table.body]
 
 
 def place_name(choice: Choice, results: RunResults) -> str:
@@ -111,16 +118,15 @@ def place_table(choices: list[Choice], results: RunResults) -> Table:
                 ADVICE[choice.advice],
                 chosen_text(choice, shown),
                 ratio_text(shown.net),
-                f"of {choice.candidates}: {gain_text(shown.adjusted)}",
+                f"of {choice.candidates}: {gain_text(shown.adjusted)}" if choice.chosen else "-",
                 "; ".join(close_text(one) for one in choice.close if one.variant != shown.variant) or "-",
                 share_text(choice),
                 break_even_text(choice.break_even) if choice.break_even else "-",
-                memory_text(shown.memory),
+                short_memory_text(choice.chosen.memory) if choice.chosen else "-",
             ]
         )
     head = ["workload", "B", "advice", "variant", "speedup [95 %]", "gain for the best of n [95 %]"]
-    head += ["fastest over those not told apart from it [95 %]", "of the oracle's gain [95 %]"]
-    head += ["break-even B [95 %]", "memory beside the target"]
+    head += ["not told apart [95 %]", "of the oracle's gain [95 %]", "break-even B [95 %]", "memory"]
     slowed = list(dict.fromkeys(variant for choice in choices for variant in choice.slowed))
     return Table(
         name="deploy",
@@ -165,49 +171,83 @@ def bytes_text(count: int) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
-def memory_text(cost: MemoryCost | None) -> str:
-    """Expected weights and KV cache, then what the engine's own cache held."""
-    if cost is None:
+def short_memory_text(cost: MemoryCost | None) -> str:
+    """What is expected to come to the target's weights; the rest is in a table of its own."""
+    if cost is None or cost.static_bytes is None:
         return "not known"
-    parts = []
-    if cost.static_bytes is None or cost.kv_bytes_per_token is None:
-        parts.append("expected: not known")
-    elif not cost.static_bytes and not cost.kv_bytes_per_token:
-        parts.append("expected: nothing")
-    else:
-        weights = bytes_text(cost.static_bytes) + share_of(cost.static_bytes, cost.target_static_bytes)
-        cache = f"{cost.kv_bytes_per_token / KIB:.2f} KiB"
-        cache += share_of(cost.kv_bytes_per_token, cost.target_kv_bytes_per_token)
-        parts.append(f"expected: weights {weights}, KV cache a token {cache}")
-    if cost.kv_cache_tokens and cost.base_kv_cache_tokens:
-        change = percent_text(cost.kv_cache_tokens / cost.base_kv_cache_tokens)
-        parts.append(
-            f"recorded: room for {cost.kv_cache_tokens:,} tokens, no-SD {cost.base_kv_cache_tokens:,} ({change})"
-        )
-    return "; ".join(parts)
+    return weights_text(cost) if cost.static_bytes else "none"
+
+
+def weights_text(cost: MemoryCost) -> str:
+    """Without a known target: the bytes alone."""
+    if cost.static_bytes is None:
+        return "not known"
+    return bytes_text(cost.static_bytes) + share_of(cost.static_bytes, cost.target_static_bytes)
+
+
+def cache_text(cost: MemoryCost) -> str:
+    if cost.kv_bytes_per_token is None:
+        return "not known"
+    return f"{cost.kv_bytes_per_token / KIB:.2f} KiB" + share_of(
+        cost.kv_bytes_per_token, cost.target_kv_bytes_per_token
+    )
+
+
+def room_text(cost: MemoryCost) -> str:
+    if not cost.kv_cache_tokens or not cost.base_kv_cache_tokens:
+        return "-"
+    change = 100 * (cost.kv_cache_tokens / cost.base_kv_cache_tokens - 1)
+    return f"{cost.kv_cache_tokens:,}, no-SD {cost.base_kv_cache_tokens:,} ({change:+.1f} %)"
 
 
 def share_of(part: int, whole: int | None) -> str:
     return f" ({100 * part / whole:+.1f} %)" if whole else ""
 
 
+def memory_table(results: RunResults) -> Table:
+    """A row for each variant that is no control."""
+    body = [
+        [
+            results.full_name(cost.variant, cost.target, cost.build),
+            weights_text(cost),
+            cache_text(cost),
+            room_text(cost),
+            cost.unknown or "-",
+        ]
+        for cost in results.memory
+        if cost.variant not in results.controls
+    ]
+    return Table(
+        name="memory-cost",
+        title="What each takes beside its target",
+        note="Expected: weights and KV cache a token from headers of files or configurations, as draftproof memory "
+        "tells them. Recorded: tokens that the engine's KV cache has room for; where its size is set (on CPUs), "
+        "weights are not in it.",
+        head=["variant", "weights", "KV cache a token", "room, in tokens (recorded)", "why it is not known"],
+        body=body,
+        names=1,
+    )
+
+
 # -- what is left out, and what cannot be said -------------------------------------------------------------------------
 
 
 def excluded_table(choices: list[Choice], results: RunResults) -> Table:
-    """Variants that were measured, or should have been, and may not be advised."""
-    body = [
-        [one.variant, place_name(choice, results), str(choice.batch_size), one.why]
-        for choice in choices
-        for one in choice.excluded
-    ]
+    """Variants that were measured, or should have been, and may not be advised: a row for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for choice in choices:
+        for one in choice.excluded:
+            why = ": ".join(one.why.split(": ")[:2])
+            reasons.setdefault(why, []).append(f"{one.variant} on {place_name(choice, results)} b{choice.batch_size}")
+    body = [[view.some(names), str(len(names)), why] for why, names in reasons.items()]
     return Table(
         name="excluded",
         title="Never advised here",
-        note="However fast: a variant must run, be told from noise, and write what no speculation writes.",
-        head=["variant", "workload", "B", "why"],
+        note="However fast: a variant must run, be told from noise, and write what no speculation writes. The figures "
+        "are in each cell's detail.",
+        head=["cells", "how many", "why"],
         body=body,
-        names=4,
+        names=3,
     )
 
 

@@ -25,7 +25,11 @@ VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "IMPROVED": ("▲", "good", "judged, and better than its baseline"),
     "REGRESSED": ("▼", "bad", "the whole interval is on the wrong side of a limit; outputs: more ties than a control"),
     "FAILED": ("✕", "bad", "an engine did not start or finish; outputs: one is divergent, or no-SD's are garbage"),
-    "UNSTABLE": ("≈", "warn", "not judged: the reference does not repeat itself, or the limit lies inside the noise"),
+    "UNSTABLE": (
+        "≈",
+        "warn",
+        "not judged: the reference does not repeat itself, the limit lies inside the noise, or the machine was busy",
+    ),
     "INSUFFICIENT": ("…", "warn", "not judged: too few finished pairs"),
     "INCOMPARABLE": ("≠", "warn", "not judged: a setting that must be held differs"),
     "NO_BASELINE": ("○", "plain", "shown, not judged: no gating limit covers the cell"),

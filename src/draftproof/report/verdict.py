@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from draftproof.determinism import Sameness
@@ -67,7 +67,7 @@ def cells_text(count: int) -> str:
 
 
 def speeds(cells: list[CellResult], tell: Words) -> list[str]:
-    """What is faster, slower, not told apart, and what has no figure: together all `cells`."""
+    """What is faster, slower, not told apart, and what has no figure that counts: together all `cells`."""
     if not cells:
         return []
     found: dict[Standing, list[CellResult]] = {"faster": [], "slower": [], "unclear": []}
@@ -84,12 +84,20 @@ def speeds(cells: list[CellResult], tell: Words) -> list[str]:
     if found["unclear"]:
         parts.append(f"not told apart from 1.0 in {len(found['unclear'])}")
     told = [cell for some in found.values() for cell in some]
-    without = Counter(cell.throughput.verdict for cell in cells if speedup_of(cell) is None)
+    without = [cell for cell in cells if speedup_of(cell) is None]
     if without:
-        kinds = ", ".join(f"{count} {verdict}" for verdict, count in without.most_common())
-        parts.append(f"no figure in {sum(without.values())} ({kinds})")
+        parts.append(f"not counted in {len(without)} ({', '.join(kinds(without))})")
     text = ", ".join(parts)
     return [f"{text}, {sureness(told)}" if told else text]
+
+
+def kinds(cells: list[CellResult]) -> Iterable[str]:
+    """Verdicts of cells whose figure does not count; with the reason of those that have but one (a busy machine)."""
+    counts = Counter(cell.throughput.verdict for cell in cells)
+    for verdict, count in counts.most_common():
+        reasons = {c.throughput.reason.partition(":")[0] for c in cells if c.throughput.verdict == verdict}
+        why = f": {reasons.pop()}" if verdict == "UNSTABLE" and len(reasons) == 1 else ""
+        yield (f"{count} " if len(counts) > 1 else "") + verdict + why
 
 
 def extremes(cells: list[CellResult], tell: Words, first: Callable[..., CellResult]) -> str:
@@ -103,7 +111,12 @@ def extremes(cells: list[CellResult], tell: Words, first: Callable[..., CellResu
     ends = list({(c.cell.id, c.build): c for c in (first(cells, key=value), last(cells, key=value))}.values())
     if len(cells) == 1:
         return f", {ratio_text(ends[0].speedup)}"
-    return ": " + " to ".join(f"{ratio_text(cell.speedup)}, {tell.cell(cell)}" for cell in ends) if ends else ""
+    alone = len({tell.variant(cell) for cell in cells}) == 1
+
+    def where(cell: CellResult) -> str:
+        return f"{cell.cell.workload} b{cell.cell.batch_size}" if alone else tell.cell(cell)
+
+    return ": " + " to ".join(f"{ratio_text(cell.speedup)}, {where(cell)}" for cell in ends)
 
 
 def sureness(cells: list[CellResult]) -> str:
