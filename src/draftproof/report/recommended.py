@@ -36,7 +36,7 @@ WINNER = (
     "Choosing the best of several on the data that also measure it makes its gain look too large (the winner's curse): "
     "expect less than the figure. The interval for the best of n covers the choice: each of its ends is set at "
     "1 - 0.05/n (Bonferroni, log scale, Student's t with one degree of freedom less than prompt sets). It does not "
-    "cover the choice of a row among the rows. Not told apart: the throughput of the row's fastest variant over theirs, "
+    "cover the choice of a row among the rows. Not told apart: the throughput of the fastest variant over theirs, "
     "in the same rotations where they shared them. Oracle: of the same k, right by construction."
 )
 HANDICAP = (
