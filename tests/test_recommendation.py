@@ -249,7 +249,8 @@ def test_what_each_takes_has_a_row_without_the_controls() -> None:
     results = arms_of(ran("heavy", 1.5), ran("oracle", 3.0), oracle="oracle")
     told = msgspec.structs.replace(results, memory=costs(heavy=2**20, oracle=0))
     (table,) = [table for table in tables(told, header()) if table.name == "memory-cost"]
-    assert table.body == [["heavy", "1.0 MiB", "1024.00 KiB", "-", "-"]]
+    assert table.body == [["heavy", "1.0 MiB", "1024.00 KiB", "-"]]
+    assert "Not known" not in table.note
 
 
 # -- no-SD arms with other settings ------------------------------------------------------------------------------------

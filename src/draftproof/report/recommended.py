@@ -173,21 +173,19 @@ def bytes_text(count: int) -> str:
 
 def short_memory_text(cost: MemoryCost | None) -> str:
     """What is expected to come to the target's weights; the rest is in a table of its own."""
-    if cost is None or cost.static_bytes is None:
-        return "not known"
-    return weights_text(cost) if cost.static_bytes else "none"
+    return weights_text(cost) if cost else "not known"
 
 
 def weights_text(cost: MemoryCost) -> str:
     """Without a known target: the bytes alone."""
-    if cost.static_bytes is None:
-        return "not known"
+    if not cost.static_bytes:
+        return "not known" if cost.static_bytes is None else "none"
     return bytes_text(cost.static_bytes) + share_of(cost.static_bytes, cost.target_static_bytes)
 
 
 def cache_text(cost: MemoryCost) -> str:
-    if cost.kv_bytes_per_token is None:
-        return "not known"
+    if not cost.kv_bytes_per_token:
+        return "not known" if cost.kv_bytes_per_token is None else "none"
     return f"{cost.kv_bytes_per_token / KIB:.2f} KiB" + share_of(
         cost.kv_bytes_per_token, cost.target_kv_bytes_per_token
     )
@@ -206,24 +204,19 @@ def share_of(part: int, whole: int | None) -> str:
 
 def memory_table(results: RunResults) -> Table:
     """A row for each variant that is no control."""
+    costs = [cost for cost in results.memory if cost.variant not in results.controls]
+    names = [results.full_name(cost.variant, cost.target, cost.build) for cost in costs]
     body = [
-        [
-            results.full_name(cost.variant, cost.target, cost.build),
-            weights_text(cost),
-            cache_text(cost),
-            room_text(cost),
-            cost.unknown or "-",
-        ]
-        for cost in results.memory
-        if cost.variant not in results.controls
+        [name, weights_text(cost), cache_text(cost), room_text(cost)] for name, cost in zip(names, costs, strict=True)
     ]
+    unknown = [f"{name}: {cost.unknown}" for name, cost in zip(names, costs, strict=True) if cost.unknown]
     return Table(
         name="memory-cost",
         title="What each takes beside its target",
         note="Expected: weights and KV cache a token from headers of files or configurations, as draftproof memory "
         "tells them. Recorded: tokens that the engine's KV cache has room for; where its size is set (on CPUs), "
-        "weights are not in it.",
-        head=["variant", "weights", "KV cache a token", "room, in tokens (recorded)", "why it is not known"],
+        "weights are not in it." + (f" Not known: {view.some(unknown)}." if unknown else ""),
+        head=["variant", "weights", "KV cache a token", "room, in tokens (recorded)"],
         body=body,
         names=1,
     )
@@ -318,7 +311,7 @@ def limits_table(results: RunResults, header: RunHeader) -> Table:
         name="cannot-say",
         title="What these data cannot say",
         note="What was held fixed, and what does not follow from it.",
-        head=["of", "this run has", "so it does not say"],
+        head=["of", "this run has", "beyond it"],
         body=lines,
         names=3,
     )
