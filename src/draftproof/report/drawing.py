@@ -6,6 +6,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import matplotlib as mpl
 import msgspec
@@ -27,7 +28,7 @@ INK = {
 }
 """Name of a colour of the page's style -> the colour that stands for it while matplotlib draws."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "draftproof",
     "text.parse_math": False,
