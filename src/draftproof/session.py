@@ -23,7 +23,7 @@ from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.examples import FILE as EXAMPLES
 from draftproof.examples import Examples
 from draftproof.gate import check_limits, limit_of
-from draftproof.hardware import detect_machine, gpu_state, missing
+from draftproof.hardware import detect_machine, gpu_state, missing, settle
 from draftproof.live import Progress
 from draftproof.plan import ArmSpec, Group, Plan, build_plan
 from draftproof.prompts import fits, tokenize_request
@@ -75,7 +75,7 @@ class Session:
             raise unknown("--sd-engine", options.engine, ENGINES)
         if (options.engine == "replay") != (options.replay is not None):
             raise DraftproofError("--sd-engine replay and --sd-replay RUN (the folder of a recorded run) go together")
-        self.catalog: Catalog = load_catalog(*options.overlays)
+        self.catalog: Catalog = settle(load_catalog(*options.overlays), detect_machine())
         self.study: Study = self.catalog.get("studies", options.study)
         self.file_workloads: dict[str, tuple[Workload, Path]] = {}
         if options.prompts is not None:
