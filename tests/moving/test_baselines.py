@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import msgspec
 import pytest
 
@@ -233,6 +234,19 @@ def test_a_run_is_saved_listed_and_shown(recorded: dict[str, Bench], overlay: Pa
     assert "  held: cpu = toy processor\n" in text
     assert "  run again, 2026-01-01T00:00:00Z, no commit: vllm toy, torch toy, " in text
     assert f"  {CELL}: 12 prompt sets\n" in text
+
+
+def test_a_baseline_that_another_process_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever; nothing is lost, and once it is free the run is added."""
+    monkeypatch.setattr(baselines, "LOCK_TIMEOUT_S", 0.05)
+    path = baselines.save(make_run("one"), tmp_path)
+    with (
+        filelock.FileLock(path.with_name(path.name + ".lock")),
+        pytest.raises(DraftproofError, match="another process"),
+    ):
+        baselines.save(make_run("two"), tmp_path)
+    baselines.save(make_run("two"), tmp_path)
+    assert [run.run_id for run in baselines.read(path).snapshots] == ["one", "two"]
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
