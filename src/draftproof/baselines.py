@@ -82,7 +82,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
     path = folder / f"{snapshot.name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
             runs = with_run(read(path).snapshots if path.exists() else [], snapshot, path.name)
             write_atomic(path, msgspec.json.encode(Baseline(snapshots=runs)) + b"\n")
     except filelock.Timeout as error:
