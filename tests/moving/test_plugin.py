@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import draftproof.session
-from draftproof.catalog import Catalog
+from draftproof.catalog import Catalog, fixtures_folder
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.engines.replay import ReplayArm
 from draftproof.hardware import Machine
@@ -198,6 +198,21 @@ def test_the_users_prompts_replace_the_workloads(suites: pytest.Pytester) -> Non
     found = ids(suites.runpytest_inprocess("--sd-prompts", "mine.jsonl", "--collect-only", "-q", *SUITES))
     assert "tests_perf/test_throughput.py::test_speedup[smollm2-135m-ngram-prompts-b1]" in found
     assert not [name for name in found if "code_edit" in name or "chat" in name]
+
+
+def test_hardware_of_the_users_may_have_a_marker_of_its_own(suites: pytest.Pytester, tmp_path: Path) -> None:
+    """Strict markers know it, and it chooses cells."""
+    for kind in ("hardware", "thresholds", "studies"):
+        (tmp_path / kind).mkdir()
+    own = (fixtures_folder() / "hardware/cpu.toml").read_text().replace('name = "cpu"', 'name = "mine"')
+    (tmp_path / "hardware/mine.toml").write_text(own.replace('markers = ["cpu"]', 'markers = ["mine"]'))
+    (tmp_path / "thresholds/mine.toml").write_text((fixtures_folder() / "thresholds/cpu.toml").read_text())
+    study = (fixtures_folder() / "studies/smoke.toml").read_text().replace('name = "smoke"', 'name = "my-smoke"')
+    (tmp_path / "studies/my-smoke.toml").write_text(study.replace('hardware = "cpu"', 'hardware = "mine"'))
+    options = ("--sd-catalog", str(tmp_path), "--sd-study", "my-smoke", "--collect-only", "-q", *SUITES)
+    chosen, others = (suites.runpytest_inprocess(*options, "-m", wanted) for wanted in ("mine", "not mine"))
+    assert len(ids(chosen)) > 10
+    assert not [name for name in ids(others) if "smollm2" in name]
 
 
 def test_the_users_catalog_is_laid_over_ours(suites: pytest.Pytester, overlay: Path) -> None:
