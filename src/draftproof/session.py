@@ -124,6 +124,12 @@ class Session:
                 f"needs hardware for which vLLM has batch-invariant kernels; found {hardware.name!r}, whose entry says "
                 "batch_invariant = false; enable with a GPU that vLLM's documentation of VLLM_BATCH_INVARIANT lists"
             )
+        if self.catalog.variants[cell.variant].control is not None and hardware.tensor_parallel_size > 1:
+            return (
+                "needs the model in the engine's own process, where a control is told what to draft; found "
+                f"tensor_parallel_size = {hardware.tensor_parallel_size} of {hardware.name!r}, with a process for each "
+                "part; enable with hardware that holds the whole target"
+            )
         return missing(hardware, detect_machine())
 
     # -- running -----------------------------------------------------------------------------------------------------

@@ -230,6 +230,25 @@ def test_the_users_catalog_is_laid_over_ours(suites: pytest.Pytester, overlay: P
 # --- without the hardware ---------------------------------------------------------------------------------------------
 
 
+def test_a_control_needs_the_model_in_the_engines_own_process(tmp_path: Path) -> None:
+    """With tensor parallelism each part has a process, and none of them is told what to draft."""
+    for kind in ("hardware", "studies"):
+        (tmp_path / kind).mkdir()
+    own = (fixtures_folder() / "hardware/cpu.toml").read_text().replace('name = "cpu"', 'name = "mine"')
+    (tmp_path / "hardware/mine.toml").write_text(
+        own.replace('device = "cpu"', 'device = "cpu"\ntensor_parallel_size = 2')
+    )
+    study = (fixtures_folder() / "studies/controls.toml").read_text().replace('name = "controls"', 'name = "mine"')
+    (tmp_path / "studies/mine.toml").write_text(study.replace('hardware = "cpu"', 'hardware = "mine"'))
+    session = draftproof.session.Session(
+        draftproof.session.Options(study="mine", overlays=[tmp_path], report_dir=tmp_path)
+    )
+    gaps = {cell.variant: session.hardware_gap(cell) for cell in session.cells}
+    assert gaps["no_sd"] is gaps["self_draft"] is None
+    for control in ("oracle", "oracle_k7", "adversarial", "random_half"):
+        assert "found tensor_parallel_size = 2 of 'mine'" in (gaps[control] or "")
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_cells_without_their_hardware_are_skipped(suites: pytest.Pytester) -> None:
     """With what is needed, what was found, and what to do; nothing is written."""
