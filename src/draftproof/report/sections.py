@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from draftproof.report import anatomy, cells, intervals, meaning, outputs, simple, speed, stages, surroundings
+from draftproof.report import anatomy, cells, claims, intervals, meaning, outputs, simple, speed, stages, surroundings
 from draftproof.report.parts import Page, Section
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
@@ -12,6 +12,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     intervals.section,
     cells.failures_section,
     simple.builds,
+    claims.section,
     speed.section,
     anatomy.section,
     outputs.section,

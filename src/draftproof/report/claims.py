@@ -1,0 +1,56 @@
+"""The paper's claims, each judged on this run and on the paper's own figures."""
+
+from __future__ import annotations
+
+from draftproof.claims.judged import Judged, judge
+from draftproof.report.parts import Page, Section, Table
+
+TITLE = "The paper's claims"
+NOTE = (
+    "What arXiv 2601.11580 says, in our words. A figure or a pair of figures speaks for a claim or against it only where "
+    "its whole 95 % interval does; a claim holds where all of them speak for it (where it says that something differs: "
+    "most of them), and is contradicted by one (by most). Not tested: there is nothing to judge by, or not told: "
+    "intervals lie on both sides. Only what ran is judged, at the batch sizes that ran. Each interval is judged alone: "
+    "of forty figures exactly at a limit one lies beyond it by chance. Two figures are compared as if independent. Controls "
+    "are no variants. The paper's figures have no intervals: there one lies beyond a limit by more than a reading may "
+    "be wrong."
+)
+
+
+def section(page: Page) -> Section | None:
+    """None where nothing was to run."""
+    if not page.results.cells:
+        return None
+    found, run = judge(page.results)
+    left_out = f" Left out: {'; '.join(run.left_out)}." if run and run.left_out else ""
+    table = Table(
+        name="claims-judged",
+        title="On this run, and in the paper's own figures",
+        note=f"{counted(found)} {NOTE}{left_out}",
+        head=["claim", "on this run", "figures", "in the paper's figures", "their figures", "source"],
+        body=[row(one) for one in found],
+        names=6,
+    )
+    return Section(id="claims", title=TITLE, tables=[table])
+
+
+def row(one: Judged) -> list[str]:
+    claim, run, paper = one.claim, one.run, one.paper
+    source = f"{claim.source}. {claim.remark}" if claim.remark else claim.source
+    ours = [run.word, run.text] if run else ["-", "-"]
+    return [claim.sentence, *ours, paper.word, paper.text, source]
+
+
+def counted(found: list[Judged]) -> str:
+    """How many claims came to what, on the run and in the paper's own figures."""
+    told = []
+    for where, verdicts in (
+        ("On this run", [one.run for one in found if one.run]),
+        ("in the paper's own figures", [one.paper for one in found]),
+    ):
+        words = [verdict.word for verdict in verdicts]
+        told.append(
+            f"{where} {words.count('holds')} of {len(words)} claims hold, {words.count('is contradicted')} are contradicted, "
+            f"{words.count('was not tested')} were not tested"
+        )
+    return "; ".join(told) + "."
