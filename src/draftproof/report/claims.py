@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from draftproof.claims.judged import Judged, judge
+from draftproof.claims.predicates import Word
 from draftproof.report.parts import Page, Section, Table
 
 TITLE = "The paper's claims"
 NOTE = (
-    "What arXiv 2601.11580 says, in our words. A figure or a pair of figures speaks for a claim or against it only where "
-    "its whole 95 % interval does; a claim holds where all of them speak for it (where it says that something differs: "
-    "most of them), and is contradicted by one (by most). Not tested: there is nothing to judge by, or not told: "
-    "intervals lie on both sides. Only what ran is judged, at the batch sizes that ran. Each interval is judged alone: "
-    "of forty figures exactly at a limit one lies beyond it by chance. Two figures are compared as if independent. Controls "
-    "are no variants. The paper's figures have no intervals: there one lies beyond a limit by more than a reading may "
-    "be wrong."
+    "What arXiv 2601.11580 says, in our words. A figure, or a pair of them, speaks for a claim or against it only "
+    "where its whole 95 % interval does. A claim holds where every one speaks for it and is contradicted by one against "
+    "it; that acceptance differs holds or not by most of them, that outputs differ by one. Not tested: nothing is there to "
+    "judge by, or it is not told, the intervals being too wide. Only what ran is judged, at the batch sizes that ran. "
+    "Each interval is judged alone: of forty figures exactly at a limit one lies beyond it by chance. The two of a "
+    "pair are taken as independent. Controls are no variants. The paper's figures have no intervals: there a figure "
+    "speaks where it lies further from the limit than reading it may be wrong."
 )
 
 
@@ -49,8 +52,6 @@ def counted(found: list[Judged]) -> str:
         ("in the paper's own figures", [one.paper for one in found]),
     ):
         words = [verdict.word for verdict in verdicts]
-        told.append(
-            f"{where} {words.count('holds')} of {len(words)} claims hold, {words.count('is contradicted')} are contradicted, "
-            f"{words.count('was not tested')} were not tested"
-        )
+        hold, against, open_ = (words.count(word) for word in get_args(Word))
+        told.append(f"{where} {hold} of {len(words)} claims hold, {against} are contradicted, {open_} were not tested")
     return "; ".join(told) + "."

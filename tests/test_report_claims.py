@@ -1,0 +1,75 @@
+"""Rules of the report's part on claims: every claim is shown with its verdicts, whatever ran."""
+
+from __future__ import annotations
+
+from draftproof.catalog import load_catalog
+from draftproof.claims.judged import judge, lines
+from draftproof.claims.load import load_claims
+from draftproof.report.claims import section
+from draftproof.report.markdown import render_markdown
+from draftproof.report.parts import Page, Table
+from draftproof.results import RunResults
+from tests.reporting import HOSTILE, arm, broken, cell, header, page, ratio, reference, run
+
+CLAIMS = load_claims(load_catalog())
+
+
+def table(results: RunResults) -> Table:
+    found = section(Page(results, header()))
+    assert found is not None
+    (shown,) = found.tables
+    return shown
+
+
+def test_every_claim_is_a_row_with_both_verdicts_and_its_source() -> None:
+    shown = table(run(reference(), cell(speedup=ratio(0.9, 0.8, 0.95))))
+    assert [line[0] for line in shown.body] == [claim.sentence for claim in CLAIMS]
+    assert all(len(line) == len(shown.head) for line in shown.body)
+    by_name = dict(zip((claim.name for claim in CLAIMS), shown.body, strict=True))
+    _, word, figures, theirs, their_figures, source = by_name["faster-at-every-batch"]
+    assert (word, theirs) == ("is contradicted", "is contradicted")
+    assert figures == "0 of 1 for it, 1 against: 0.90x [0.80, 0.95] (ngram, chat, B = 1)"
+    assert "0.91x (qwen3-8b, draft_model, sharegpt, B = 128)" in their_figures
+    assert source.startswith("arXiv 2601.11580, text on Figure 1")
+
+
+def test_the_sentence_above_counts_verdicts() -> None:
+    """Of this run two: it is faster, at a small batch size and so at every one that ran."""
+    note = table(run(reference(), cell())).note
+    assert f"On this run 2 of {len(CLAIMS)} claims hold, 0 are contradicted, {len(CLAIMS) - 2} were not tested" in note
+    assert "in the paper's own figures 21 of" in note
+
+
+def test_what_was_left_out_is_told() -> None:
+    assert "Left out: 1 cells: they did not run to their end." in table(run(broken("ngram"))).note
+    assert "Left out" not in table(run(cell())).note
+
+
+def test_a_run_that_failed_or_was_ended_has_claims_too() -> None:
+    for results in (run(broken()), run(cell(), finished=False, partial="ended by a signal"), run(reference())):
+        found = page(results)
+        assert all(claim.sentence in found.text for claim in CLAIMS)
+        assert "## The paper's claims" in render_markdown(results, header())
+
+
+def test_a_run_of_nothing_has_no_claims() -> None:
+    assert section(Page(run(), header())) is None
+
+
+def test_names_of_others_stay_text() -> None:
+    for text in HOSTILE:
+        results = run(cell(text, text), arms=[arm(text)])
+        page(results)
+        render_markdown(results, header())
+
+
+def test_plain_lines_say_the_same() -> None:
+    results = run(cell(speedup=ratio(0.9, 0.8, 0.95)), broken("eagle"), arms=[arm("ngram"), arm("eagle")])
+    text = "\n".join(lines(*judge(results)))
+    assert "faster-at-every-batch: Every variant is faster" in text
+    assert "  on this run: is contradicted. 0 of 1 for it, 1 against: 0.90x [0.80, 0.95] (ngram, chat, B = 1)" in text
+    assert "  in the paper's own figures: is contradicted. 209 of 212" in text
+    assert text.endswith("left out, 1 cells: they did not run to their end")
+    alone = "\n".join(lines(*judge(None)))
+    assert "on this run" not in alone
+    assert "in the paper's own figures: is contradicted. 209 of 212" in alone
