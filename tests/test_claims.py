@@ -78,8 +78,8 @@ def place(number: int, value: float, reach: float = 0.01) -> Fact:
     return fact(value, reach, quantity="place_acceptance", part=str(number))
 
 
-def same(share: float, low: float, **changes: Any) -> Fact:
-    return fact(quantity="identical_share", value=Interval(share, low, 1.0), **changes)
+def same(share: float, low: float, high: float = 1.0, **changes: Any) -> Fact:
+    return msgspec.structs.replace(fact(quantity="identical_share", **changes), value=Interval(share, low, high))
 
 
 def longer(tokens: float, reach: float = 1.0, **changes: Any) -> Fact:

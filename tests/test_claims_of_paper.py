@@ -84,7 +84,7 @@ VERDICTS = {
     ),
     "speedup-falls-with-batch": (
         "is contradicted",
-        "51 of 55 for it, 3 against, 1 neither. Least for it: 1.022x (qwen3",
+        "51 of 55 for it, 3 against, 1 neither. Least for it: 1.019x (qwen3",
     ),
     "falls-faster-on-larger-targets": ("is contradicted", "20 of 22 for it, 2 against"),
     "ngram-is-weakest": (

@@ -31,41 +31,41 @@ class Quantity(NamedTuple):
 
     title: str
     """For ``no ... in the records``."""
-    text: Callable[[float], str]
+    number: Callable[[float], str]
+    unit: str = ""
+    """Said behind a figure, and not again in its interval."""
     part: str = ""
     """Said before a fact's `part`."""
 
+    def text(self, value: float) -> str:
+        return self.number(value) + self.unit
 
-def times(value: float) -> str:
-    return f"{value:.3f}x" if abs(value - 1) < 0.01 else f"{value:.2f}x"
 
-
-def fine_times(value: float) -> str:
-    return f"{value:.3f}x"
+def ratio(value: float) -> str:
+    return f"{value:.3f}" if abs(value - 1) < 0.01 else f"{value:.2f}"
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.{1 if value >= 0.1 else 2}f} %"
+    return f"{100 * value:.{1 if abs(value) >= 0.1 else 2}f}"
 
 
-def two_digits(value: float) -> str:
-    return f"{value:.2f}"
+def gain(value: float) -> str:
+    """Of a ratio, how much above 1 it is, in per cent."""
+    return f"{100 * (value - 1):+.0f}"
 
 
 QUANTITIES: dict[str, Quantity] = {
-    "speedup": Quantity("speedup with an interval", times),
-    "per_doubling": Quantity("speedup at two batch sizes of one output length", fine_times),
-    "stage_share": Quantity("stage clock", percent),
-    "acceptance_length": Quantity("acceptance length with an interval", two_digits),
-    "place_acceptance": Quantity("acceptance by draft position", two_digits, "position "),
-    "step_tokens": Quantity("tokens per step along the output", two_digits, "tenth "),
-    "request_variation": Quantity("acceptance of several requests", two_digits),
-    "identical_share": Quantity("outputs to compare", percent),
-    "length_difference": Quantity("output length with EOS on", lambda value: f"{value:+.1f} tokens"),
-    "overlap_advantage": Quantity(
-        "request times of n-gram lookup beside a learned drafter", lambda v: f"{100 * (v - 1):+.0f} %", "overlap "
-    ),
-    "simulated_speedup": Quantity("simulated speedup (they come from traces: draftproof simulate)", times),
+    "speedup": Quantity("speedup with an interval", ratio, "x"),
+    "per_doubling": Quantity("speedup at two batch sizes of one output length", "{:.3f}".format, "x"),
+    "stage_share": Quantity("stage clock", percent, " %"),
+    "acceptance_length": Quantity("acceptance length with an interval", "{:.2f}".format),
+    "place_acceptance": Quantity("acceptance by draft position", "{:.2f}".format, part="position "),
+    "step_tokens": Quantity("tokens per step along the output", "{:.2f}".format, part="tenth "),
+    "request_variation": Quantity("acceptance of several requests", "{:.2f}".format),
+    "identical_share": Quantity("outputs to compare", percent, " %"),
+    "length_difference": Quantity("output length with EOS on", "{:+.1f}".format, " tokens"),
+    "overlap_advantage": Quantity("request times of n-gram lookup beside a learned drafter", gain, " %", "overlap "),
+    "simulated_speedup": Quantity("simulated speedup (they come from traces: draftproof simulate)", ratio, "x"),
 }
 """Name -> how it is told.
 
@@ -119,8 +119,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self, fact: Fact) -> str:
         """The figure, with its interval where it has one."""
-        tell, value = QUANTITIES[fact.quantity].text, fact.value
-        return tell(value.value) + (f" [{tell(value.low)}, {tell(value.high)}]" if self.intervals else "")
+        told, value = QUANTITIES[fact.quantity], fact.value
+        ends = f" [{told.number(value.low)}, {told.number(value.high)}]" if self.intervals else ""
+        return told.text(value.value) + ends
 
     def place(self, fact: Fact, fields: Iterable[str] = FIELDS) -> str:
         """What it is a figure of."""

@@ -11,12 +11,12 @@ from draftproof.report.parts import Page, Section, Table
 TITLE = "The paper's claims"
 NOTE = (
     "What arXiv 2601.11580 says, in our words. A figure, or a pair of them, speaks for a claim or against it only "
-    "where its whole 95 % interval does. A claim holds where every one speaks for it and is contradicted by one against "
-    "it; that acceptance differs holds or not by most of them, that outputs differ by one. Not tested: nothing is there to "
-    "judge by, or it is not told, the intervals being too wide. Only what ran is judged, at the batch sizes that ran. "
-    "Each interval is judged alone: of forty figures exactly at a limit one lies beyond it by chance. The two of a "
-    "pair are taken as independent. Controls are no variants. The paper's figures have no intervals: there a figure "
-    "speaks where it lies further from the limit than reading it may be wrong."
+    "where its whole 95 % interval does. A claim holds where every one speaks for it and is contradicted by one "
+    "against it; that acceptance differs holds or not by most of them, that outputs differ by one. Not tested: there "
+    "is nothing to judge by, or it is not told, the intervals being too wide. Only what ran is judged, at the batch "
+    "sizes that ran. Each interval is judged alone: of forty figures exactly at a limit one lies beyond it by chance. "
+    "The two of a pair are taken as independent. Controls are no variants. The paper's figures have no intervals: "
+    "there a figure speaks where it lies further from the limit than reading it may be wrong."
 )
 
 
