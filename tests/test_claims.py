@@ -327,7 +327,7 @@ VARIES = ROW.replace('"within"', '"varies"').replace("low = 1.0", 'over = "part"
         (ROW + "lwo = 1", "claim[0] (mine): Object contains unknown field `lwo`; known: high, low, name, of"),
         (ROW.replace("low = 1.0", ""), "claim[0] (mine): low must be given where high is not (got None)"),
         (ROW.replace("low = 1.0", "low = 2\nhigh = 1"), "low must be at most high (got 2.0)"),
-        (ROW.replace("low = 1.0", 'low = "1"'), "Expected `float`, got `str` - at `$.low`"),
+        (ROW.replace("low = 1.0", 'low = "1"'), "Expected `float | null`, got `str` - at `$.low`"),
         (ROW.replace('"speedup"', '"speed"'), "quantity must be one of speedup, per_doubling"),
         (ROW.replace('source = "a test"', ""), "missing required field `source`"),
         (ROW.replace('"a test"', '" "'), "source must be a text (got ' ')"),

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from draftproof.analysis.decay import Point
 from draftproof.analysis.lengths import NO_SD
+from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stats import Ratio
 from draftproof.catalog import Catalog, fixtures_folder, read_entry, short
-from draftproof.claims.facts import QUANTITIES, Evidence, Fact, Interval, fall, span
+from draftproof.claims.facts import QUANTITIES, Evidence, Fact, fall, span
 from draftproof.errors import DraftproofError, unknown
 from draftproof.gate import BY_PAPER
 from draftproof.spec import Entry, require

@@ -21,10 +21,11 @@ from draftproof import gate
 from draftproof.analysis.anatomy import Anatomy
 from draftproof.analysis.decay import Point
 from draftproof.analysis.lengths import NO_SD
+from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stats import CONFIDENCE, Ratio, Share
 from draftproof.anatomy import PairOverlap
 from draftproof.catalog import Catalog
-from draftproof.claims.facts import Evidence, Fact, Interval, difference, fall, span
+from draftproof.claims.facts import Evidence, Fact, difference, fall, span
 from draftproof.determinism import LengthTable
 from draftproof.records import ArmLine
 from draftproof.results import CellResult, RunResults
@@ -71,7 +72,7 @@ def of_run(results: RunResults, catalog: Catalog) -> Evidence:
 
 def variant_arms(results: RunResults, catalog: Catalog) -> dict[tuple[str, str], ArmLine]:
     """(Target, variant) -> its arm; no-SD, controls and a target that drafts for itself are not in it."""
-    found = {}
+    found: dict[tuple[str, str], ArmLine] = {}
     for arm in results.arms:
         known = catalog.variants.get(arm.variant)
         drafter = known.drafters.get(arm.target) if known else None

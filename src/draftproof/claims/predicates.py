@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from draftproof.claims.facts import FIELDS, QUANTITIES, Evidence, Fact, Interval, Where, difference
+from draftproof.analysis.rowsprice import Interval
+from draftproof.claims.facts import FIELDS, QUANTITIES, Evidence, Fact, Where, difference
 from draftproof.spec import Entry, require
 
 Word = Literal["holds", "is contradicted", "was not tested"]
