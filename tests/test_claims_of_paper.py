@@ -117,7 +117,7 @@ VERDICTS = {
     "outputs-not-identical": ("holds", "3 of 3"),
     "lengths-without-direction": (
         "holds",
-        "2 of 3 above 0, 1 below, 0 neither. Least: -5.0 tokens (llama3.1-8b, eagle3",
+        "2 of 3 above 0, 1 below. Least: -5.0 tokens (llama3.1-8b, eagle3",
     ),
     "combination-beats-any-bound": (
         "holds",

@@ -7,30 +7,42 @@ from draftproof.claims.judged import judge, lines
 from draftproof.claims.load import load_claims
 from draftproof.report.claims import section
 from draftproof.report.markdown import render_markdown
-from draftproof.report.parts import Page, Table
+from draftproof.report.parts import Page, Section, Table
 from draftproof.results import RunResults
 from tests.reporting import HOSTILE, arm, broken, cell, header, page, ratio, reference, run
 
 CLAIMS = load_claims(load_catalog())
 
 
-def table(results: RunResults) -> Table:
+def shown(results: RunResults) -> Section:
     found = section(Page(results, header()))
     assert found is not None
-    (shown,) = found.tables
-    return shown
+    return found
 
 
-def test_every_claim_is_a_row_with_both_verdicts_and_its_source() -> None:
-    shown = table(run(reference(), cell(speedup=ratio(0.9, 0.8, 0.95))))
-    assert [line[0] for line in shown.body] == [claim.sentence for claim in CLAIMS]
-    assert all(len(line) == len(shown.head) for line in shown.body)
-    by_name = dict(zip((claim.name for claim in CLAIMS), shown.body, strict=True))
+def table(results: RunResults) -> Table:
+    (found,) = shown(results).tables
+    return found
+
+
+def test_every_claim_is_shown_with_both_verdicts_and_its_source() -> None:
+    """Those that the run has figures for in the summary too."""
+    results = run(reference(), cell(speedup=ratio(0.9, 0.8, 0.95)))
+    found = table(results)
+    assert all(len(line) == len(found.head) for line in found.body)
+    by_sentence = {line[0]: line for line in found.body}
+    by_name = {claim.name: by_sentence[claim.sentence] for claim in CLAIMS if claim.sentence in by_sentence}
+    assert set(by_name) == {"faster-at-small-batches", "faster-at-every-batch", "outputs-not-identical"}
     _, word, figures, theirs, their_figures, source = by_name["faster-at-every-batch"]
     assert (word, theirs) == ("is contradicted", "is contradicted")
     assert figures == "0 of 1 for it, 1 against: 0.90x [0.80, 0.95] (ngram, chat, B = 1)"
     assert "0.91x (qwen3-8b, draft_model, sharegpt, B = 128)" in their_figures
     assert source.startswith("arXiv 2601.11580, text on Figure 1")
+    text = page(results).text
+    assert all(text.count(claim.sentence) == 1 for claim in CLAIMS)
+    assert "No stage times with an interval" in text
+    summary = render_markdown(results, header())
+    assert [claim.sentence in summary for claim in CLAIMS] == [claim.name in by_name for claim in CLAIMS]
 
 
 def test_the_sentence_above_counts_verdicts() -> None:

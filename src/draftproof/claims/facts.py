@@ -30,7 +30,7 @@ class Quantity(NamedTuple):
     """A kind of figure."""
 
     title: str
-    """For ``no ... in the records``."""
+    """Said where there is none."""
     number: Callable[[float], str]
     unit: str = ""
     """Said behind a figure, and not again in its interval."""
@@ -57,7 +57,7 @@ def gain(value: float) -> str:
 QUANTITIES: dict[str, Quantity] = {
     "speedup": Quantity("speedup with an interval", ratio, "x"),
     "per_doubling": Quantity("speedup at two batch sizes of one output length", "{:.3f}".format, "x"),
-    "stage_share": Quantity("stage clock", percent, " %"),
+    "stage_share": Quantity("stage times with an interval", percent, " %"),
     "acceptance_length": Quantity("acceptance length with an interval", "{:.2f}".format),
     "place_acceptance": Quantity("acceptance by draft position", "{:.2f}".format, part="position "),
     "step_tokens": Quantity("tokens per step along the output", "{:.2f}".format, part="tenth "),
@@ -181,9 +181,10 @@ class Where(Entry, frozen=True, kw_only=True):
             ("of", self.parts),
         ]
         told = [f"{what} {' or '.join(names)}" for what, names in words if names]
+        one_size = self.batch_from is not None and self.batch_from == self.batch_to
         ends = [
-            ("batch sizes from {}", self.batch_from),
-            ("batch sizes up to {}", self.batch_to),
+            ("batch size {}" if one_size else "batch sizes from {}", self.batch_from),
+            ("batch sizes up to {}", None if one_size else self.batch_to),
             ("targets from {} parameters", self.parameters_from),
             ("targets below {} parameters", self.parameters_below),
         ]

@@ -34,6 +34,10 @@ BUILD = "new"
 """Of a run with two builds the one under test is judged."""
 
 
+LEAST_PROMPTS = 6
+"""Of a variance between prompts: with fewer its interval hangs on how they are distributed."""
+
+
 class Counted(msgspec.Struct, frozen=True):
     """A cell whose figures count."""
 
@@ -167,12 +171,12 @@ def request_variation(anatomy: Anatomy) -> Interval | None:
 
     The first from the jackknife over prompts, with an interval as if its figures were normal (chi-squared, a degree of
     freedom less than prompts); the second from how often a draft has each number of accepted tokens. Runs of one prompt
-    repeat each other, so that the drafts of a prompt count once. None below three prompts or without any spread.
+    repeat each other, so that the drafts of a prompt count once. None below six prompts or without any spread.
     """
     from scipy import stats
 
     length = anatomy.acceptance_length
-    if length is None or length.log_error is None or not anatomy.survival or length.clusters < 3:
+    if length is None or length.log_error is None or not anatomy.survival or length.clusters < LEAST_PROMPTS:
         return None
     rates = [share.value for share in anatomy.survival]
     spread = sum((2 * place - 1) * rate for place, rate in enumerate(rates, start=1)) - sum(rates) ** 2

@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import NormalDist
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -41,8 +41,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     word: Word
     text: str
     """The figures that decide it, or why there are none."""
-    cases: dict[Says, int] = {}
-    """How many speak for it, against it, and for neither."""
+    figures: int
+    """Cases that it was judged by."""
 
 
 def says(value: Interval, low: float | None, high: float | None) -> Says:
@@ -66,6 +66,8 @@ class Claim(Entry, frozen=True, kw_only=True):
     predicate: str
     of: Of = "every"
     where: Where = Where()
+    sides: ClassVar[tuple[str, str, str]] = ("for it", "against", "Least for it")
+    """How cases on either side, and the one furthest to the second, are told."""
 
     def __post_init__(self) -> None:
         for field in ("name", "sentence", "source"):
@@ -81,27 +83,28 @@ class Claim(Entry, frozen=True, kw_only=True):
     def judge(self, evidence: Evidence) -> Verdict:
         cases = self.cases(evidence)
         if not cases:
-            return Verdict(word="was not tested", text=self.missing(evidence))
-        counts: dict[Says, int] = {"for": 0, "against": 0, "neither": 0}
-        counts.update(Counter(case.says for case in cases))
-        return Verdict(word=self.word(counts), text=self.told(cases, counts), cases=counts)
+            left_out = ", with what is left out" if evidence.left_out else ""
+            return Verdict(word="was not tested", text=self.missing(evidence) + left_out, figures=0)
+        counts = Counter(case.says for case in cases)
+        return Verdict(word=self.word(counts, cases), text=self.told(cases, counts), figures=len(cases))
 
-    def word(self, counts: dict[Says, int]) -> Word:
-        total = sum(counts.values())
+    def word(self, counts: Counter[Says], cases: list[Case]) -> Word:
+        total = len(cases)
         enough = {"every": total, "most": total // 2 + 1, "some": 1}[self.of]
         refuted = {"every": 1, "most": total // 2 + 1, "some": total}[self.of]
         if counts["against"] >= refuted:
             return "is contradicted"
         return "holds" if counts["for"] >= enough else "was not tested"
 
-    def told(self, cases: list[Case], counts: dict[Says, int]) -> str:
-        not_told = "Not told: " if self.word(counts) == "was not tested" else ""
-        text = f"{not_told}{counts['for']} of {len(cases)} for it, {counts['against']} against"
+    def told(self, cases: list[Case], counts: Counter[Says]) -> str:
+        """How many speak on which side, and the two that lie furthest apart."""
+        text = "Not told: " if self.word(counts, cases) == "was not tested" else ""
+        text += f"{counts['for']} of {len(cases)} {self.sides[0]}, {counts['against']} {self.sides[1]}"
         text += f", {counts['neither']} neither" if counts["neither"] else ""
         ordered = sorted(cases, key=lambda case: case.score)
         if len(cases) == 1:
             return f"{text}: {cases[0].text}"
-        return f"{text}. Least for it: {ordered[0].text}. Most: {ordered[-1].text}"
+        return f"{text}. {self.sides[2]}: {ordered[0].text}. Most: {ordered[-1].text}"
 
 
 class OfQuantity(Claim, frozen=True, kw_only=True):
@@ -124,8 +127,8 @@ class OfQuantity(Claim, frozen=True, kw_only=True):
     def missing(self, evidence: Evidence) -> str:
         title = QUANTITIES[self.quantity].title
         if not any(fact.quantity == self.quantity for fact in evidence.facts):
-            return f"no {title}"
-        return f"no {title} of what it is about: {self.where.told()}"
+            return f"No {title}"
+        return f"No {title} of what it is about: {self.where.told()}"
 
 
 class Within(OfQuantity, frozen=True, kw_only=True):
@@ -211,10 +214,10 @@ class Order(OfQuantity, frozen=True, kw_only=True):
     def missing(self, evidence: Evidence) -> str:
         if not any(fact.quantity == self.quantity for fact in evidence.facts):
             return super().missing(evidence)
-        larger = f", the second target {self.second_larger_by:g} times the first" if self.second_larger_by else ""
-        sides = " beside ".join(where.told() or "one" for where in (self.first, self.second))
-        about = self.where.told()
-        return f"no two figures to compare: {sides}{larger}" + (f"; {about}" if about else "")
+        wanted = [" beside ".join(filter(None, (self.first.told(), self.second.told())))]
+        if self.second_larger_by is not None:
+            wanted.append(f"a target of {self.second_larger_by:g} times the parameters of another, all else the same")
+        return f"No two figures to compare: {'; '.join(filter(None, [*wanted, self.where.told()]))}"
 
 
 class Varies(OfQuantity, frozen=True, kw_only=True):
@@ -255,7 +258,7 @@ class Varies(OfQuantity, frozen=True, kw_only=True):
         if not any(fact.quantity == self.quantity for fact in evidence.facts):
             return super().missing(evidence)
         what = {"part": f"{QUANTITIES[self.quantity].part.strip() or 'part'}s", "workload": "workloads"}[self.over]
-        return f"no variant with figures of two {what}"
+        return f"No variant with figures of two {what}"
 
 
 def widened(count: int) -> float:
@@ -299,24 +302,25 @@ class OutputsDiffer(Claim, frozen=True, kw_only=True):
         ]
 
     def missing(self, evidence: Evidence) -> str:
-        return f"no {QUANTITIES['identical_share'].title}"
+        return f"No {QUANTITIES['identical_share'].title}"
 
 
 class NoDirection(OfQuantity, frozen=True, kw_only=True):
     """Figures lie on both sides of 0.
 
-    Contradicted where some lie on one side and none, not even the middle of an interval, on the other, and there are at
-    least `least` of them (six of one sign: p = 0.03 if both were as likely).
+    Contradicted where most lie on one side and none, not even the middle of an interval, on the other, and there are at
+    least `least` of them: variants at one batch size have no-SD in common, and move together where it is off.
     """
 
     least: int
+    sides: ClassVar[tuple[str, str, str]] = ("above 0", "below", "Least")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.least >= 2, "least", "at least 2", self.least)
 
     def cases(self, evidence: Evidence) -> list[Case]:
-        """For: above 0; against: below."""
+        """Those above 0 are on the first side."""
         return [
             Case(
                 says=says(fact.value, 0.0, None),
@@ -326,22 +330,12 @@ class NoDirection(OfQuantity, frozen=True, kw_only=True):
             for fact in self.facts(evidence)
         ]
 
-    def judge(self, evidence: Evidence) -> Verdict:
-        cases = self.cases(evidence)
-        if not cases:
-            return Verdict(word="was not tested", text=self.missing(evidence))
-        counts = Counter(case.says for case in cases)
-        one_side = all(case.score > 0 for case in cases) or all(case.score < 0 for case in cases)
-        word: Word = "was not tested"
+    def word(self, counts: Counter[Says], cases: list[Case]) -> Word:
         if counts["for"] and counts["against"]:
-            word = "holds"
-        elif (counts["for"] or counts["against"]) and one_side and len(cases) >= self.least:
-            word = "is contradicted"
-        ordered = sorted(cases, key=lambda case: case.score)
-        text = "Not told: " if word == "was not tested" else ""
-        text += f"{counts['for']} of {len(cases)} above 0, {counts['against']} below, {counts['neither']} neither"
-        text += f". Least: {ordered[0].text}. Most: {ordered[-1].text}" if len(cases) > 1 else f": {ordered[0].text}"
-        return Verdict(word=word, text=text)
+            return "holds"
+        one_side = all(case.score > 0 for case in cases) or all(case.score < 0 for case in cases)
+        most = max(counts["for"], counts["against"]) > len(cases) / 2
+        return "is contradicted" if most and one_side and len(cases) >= self.least else "was not tested"
 
 
 PREDICATES: dict[str, type[Claim]] = {

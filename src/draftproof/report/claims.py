@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import get_args
 
+from markupsafe import Markup
+
 from draftproof.claims.judged import Judged, judge
 from draftproof.claims.predicates import Word
 from draftproof.report.parts import Page, Section, Table
+from draftproof.report.templates import render
 
 TITLE = "The paper's claims"
 NOTE = (
@@ -20,21 +23,34 @@ NOTE = (
 )
 
 
+HEAD = ["claim", "on this run", "its figures", "in the paper's figures", "their figures", "source"]
+
+
 def section(page: Page) -> Section | None:
-    """None where nothing was to run."""
+    """None where nothing was to run. Claims that the run has no figures for are on the page alone."""
     if not page.results.cells:
         return None
     found, run = judge(page.results)
+    with_figures = [one for one in found if one.run and one.run.figures]
     left_out = f" Left out: {'; '.join(run.left_out)}." if run and run.left_out else ""
-    table = Table(
+    shown = Table(
         name="claims-judged",
-        title="On this run, and in the paper's own figures",
+        title="Claims that this run has figures for",
         note=f"{counted(found)} {NOTE}{left_out}",
-        head=["claim", "on this run", "figures", "in the paper's figures", "their figures", "source"],
-        body=[row(one) for one in found],
+        head=HEAD,
+        body=[row(one) for one in with_figures],
         names=6,
     )
-    return Section(id="claims", title=TITLE, tables=[table])
+    others = Table(
+        name="claims-not-tested",
+        title="Claims that this run has no figures for",
+        note="What is missing, and what they come to in the paper's own figures.",
+        head=HEAD,
+        body=[row(one) for one in found if one not in with_figures],
+        names=6,
+    )
+    extra = render("tables.html.j2", tables=[others]) if others.body else Markup("")
+    return Section(id="claims", title=TITLE, tables=[shown], extra=extra)
 
 
 def row(one: Judged) -> list[str]:
