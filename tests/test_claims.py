@@ -99,14 +99,14 @@ def longer(tokens: float, reach: float = 1.0, **changes: Any) -> Fact:
             "is contradicted",
             "Least for it: 0.80x [0.70, 0.90] (eagle3, chat, B = 1)",
         ),
-        (FASTER, [fact(1.5), learned(1.05)], "was not tested", "Not told: 1 of 2 for it, 0 against, 1 neither"),
-        (FASTER, [], "was not tested", "No speedup with an interval"),
+        (FASTER, [fact(1.5), learned(1.05)], "was not tested", "not told, 1 of 2 for it, 0 against, 1 neither"),
+        (FASTER, [], "was not tested", "no speedup with an interval"),
         (WEAKEST, [fact(1.2), learned(1.8)], "holds", "1.80x [1.70, 1.90] (eagle3) against 1.20x [1.10, 1.30] (ngram)"),
         (WEAKEST, [fact(1.8), learned(1.2)], "is contradicted", "0 of 1 for it, 1 against"),
-        (WEAKEST, [fact(1.5), learned(1.55)], "was not tested", "Not told: 0 of 1"),
-        (WEAKEST, [fact(1.2), learned(1.8, batch_size=4)], "was not tested", "No two figures to compare"),
+        (WEAKEST, [fact(1.5), learned(1.55)], "was not tested", "not told, 0 of 1"),
+        (WEAKEST, [fact(1.2), learned(1.8, batch_size=4)], "was not tested", "no two figures to compare"),
         (WEAKEST, [fact(1.2)], "was not tested", "variants of kind eagle3 beside variants of kind ngram"),
-        (WEAKEST, [], "was not tested", "No speedup with an interval"),
+        (WEAKEST, [], "was not tested", "no speedup with an interval"),
         (
             BY_PLACE,
             [place(1, 0.9), place(2, 0.7), place(3, 0.4)],
@@ -115,22 +115,22 @@ def longer(tokens: float, reach: float = 1.0, **changes: Any) -> Fact:
         ),
         (BY_PLACE, [place(1, 0.9), place(2, 0.89), place(3, 0.9)], "is contradicted", "0 of 1 for it, 1 against"),
         (BY_PLACE, [place(1, 0.9, 0.2), place(2, 0.7, 0.2)], "was not tested", "1 neither"),
-        (BY_PLACE, [place(1, 0.9)], "was not tested", "No variant with figures of two positions"),
-        (BY_PLACE, [fact()], "was not tested", "No acceptance by draft position"),
+        (BY_PLACE, [place(1, 0.9)], "was not tested", "no variant with figures of two positions"),
+        (BY_PLACE, [fact()], "was not tested", "no acceptance by draft position"),
         (DIFFER, [same(15 / 16, 0.7), same(1.0, 0.8)], "holds", "93.8 %"),
         (DIFFER, [same(1.0, 0.995)], "is contradicted", "100.0 %"),
-        (DIFFER, [same(1.0, 0.8), same(1.0, 0.995, batch_size=4)], "was not tested", "Not told: 0 of 2"),
+        (DIFFER, [same(1.0, 0.8), same(1.0, 0.995, batch_size=4)], "was not tested", "not told, 0 of 2"),
         (DIFFER, [longer(9.0)], "holds", "+9.0 tokens"),
         (DIFFER, [longer(0.5)], "was not tested", "1 neither"),
-        (DIFFER, [], "was not tested", "No outputs to compare"),
+        (DIFFER, [], "was not tested", "no outputs to compare"),
         (UNDIRECTED, [longer(9.0), longer(-9.0)], "holds", "1 of 2 above 0, 1 below. Least: -9.0 tokens"),
         (UNDIRECTED, [longer(9.0)] * 6, "is contradicted", "6 of 6 above 0"),
         (UNDIRECTED, [longer(-9.0)] * 6, "is contradicted", "6 below"),
-        (UNDIRECTED, [longer(9.0)] * 5, "was not tested", "Not told"),
-        (UNDIRECTED, [longer(9.0)] * 3 + [longer(0.5)] * 3, "was not tested", "Not told"),
-        (UNDIRECTED, [longer(9.0)] * 5 + [longer(-0.1)], "was not tested", "Not told"),
+        (UNDIRECTED, [longer(9.0)] * 5, "was not tested", "not told"),
+        (UNDIRECTED, [longer(9.0)] * 3 + [longer(0.5)] * 3, "was not tested", "not told"),
+        (UNDIRECTED, [longer(9.0)] * 5 + [longer(-0.1)], "was not tested", "not told"),
         (UNDIRECTED, [longer(0.5), longer(-0.5)], "was not tested", "2 neither"),
-        (UNDIRECTED, [], "was not tested", "No output length with EOS on"),
+        (UNDIRECTED, [], "was not tested", "no output length with EOS on"),
     ],
 )
 def test_a_claim_holds_or_not_by_intervals_alone(claim: Claim, facts: list[Fact], word: str, told: str) -> None:
@@ -209,7 +209,7 @@ def test_a_claim_that_finds_nothing_says_what_it_looked_for() -> None:
     about = {"kinds": ["eagle"], "parameters_from": 50_000_000_000, "batch_to": 8, "workload_kinds": ["chat"]}
     found = claim(Within, quantity="speedup", low=1.0, where=about).judge(seen(fact()))
     assert found.text == (
-        "No speedup with an interval of what it is about: variants of kind eagle, workloads of kind chat, "
+        "no speedup with an interval of what it is about: variants of kind eagle, workloads of kind chat, "
         "batch sizes up to 8, targets from 50,000,000,000 parameters"
     )
 

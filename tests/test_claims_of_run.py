@@ -241,7 +241,7 @@ def test_acceptance_by_position_request_and_data_set(catalog: Catalog) -> None:
     assert {fact.part for fact in facts(results, catalog, "place_acceptance")} == {"1", "2", "3"}
     assert len(facts(results, catalog, "acceptance_length")) == 2
     assert verdict(results, catalog, "acceptance-by-data-set").word == "holds"
-    assert verdict(results, catalog, "acceptance-by-request").text.startswith("Not told: 1 of 2 for it")
+    assert verdict(results, catalog, "acceptance-by-request").text.startswith("not told, 1 of 2 for it")
 
 
 # --- overlap ----------------------------------------------------------------------------------------------------------

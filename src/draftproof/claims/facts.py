@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ FIELDS = ("target", "variant", "workload", "batch_size", "part", "detail")
 """What tells facts of one quantity apart."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All that claims are judged by."""
 
     facts: Sequence[Fact]
@@ -113,7 +114,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     left_out: Sequence[str] = ()
     """Sentences on cells whose figures do not count, and why."""
 
-    @property
+    @functools.cached_property
     def several_targets(self) -> bool:
         return len({fact.target for fact in self.facts}) > 1
 

@@ -60,8 +60,8 @@ def lines(found: Iterable[Judged], run: Evidence | None) -> Iterable[str]:
     for one in found:
         yield f"{one.claim.name}: {one.claim.sentence}"
         if one.run is not None:
-            yield f"  on this run: {one.run.word}. {one.run.text}"
-        yield f"  in the paper's own figures: {one.paper.word}. {one.paper.text}"
+            yield f"  on this run: {one.run.word}: {one.run.text}"
+        yield f"  in the paper's own figures: {one.paper.word}: {one.paper.text}"
         yield f"  source: {one.claim.source}"
         if one.claim.remark:
             yield f"  {one.claim.remark}"

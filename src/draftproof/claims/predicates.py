@@ -98,7 +98,7 @@ class Claim(Entry, frozen=True, kw_only=True):
 
     def told(self, cases: list[Case], counts: Counter[Says]) -> str:
         """How many speak on which side, and the two that lie furthest apart."""
-        text = "Not told: " if self.word(counts, cases) == "was not tested" else ""
+        text = "not told, " if self.word(counts, cases) == "was not tested" else ""
         text += f"{counts['for']} of {len(cases)} {self.sides[0]}, {counts['against']} {self.sides[1]}"
         text += f", {counts['neither']} neither" if counts["neither"] else ""
         ordered = sorted(cases, key=lambda case: case.score)
@@ -127,8 +127,8 @@ class OfQuantity(Claim, frozen=True, kw_only=True):
     def missing(self, evidence: Evidence) -> str:
         title = QUANTITIES[self.quantity].title
         if not any(fact.quantity == self.quantity for fact in evidence.facts):
-            return f"No {title}"
-        return f"No {title} of what it is about: {self.where.told()}"
+            return f"no {title}"
+        return f"no {title} of what it is about: {self.where.told()}"
 
 
 class Within(OfQuantity, frozen=True, kw_only=True):
@@ -217,7 +217,7 @@ class Order(OfQuantity, frozen=True, kw_only=True):
         wanted = [" beside ".join(filter(None, (self.first.told(), self.second.told())))]
         if self.second_larger_by is not None:
             wanted.append(f"a target of {self.second_larger_by:g} times the parameters of another, all else the same")
-        return f"No two figures to compare: {'; '.join(filter(None, [*wanted, self.where.told()]))}"
+        return f"no two figures to compare: {'; '.join(filter(None, [*wanted, self.where.told()]))}"
 
 
 class Varies(OfQuantity, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class Varies(OfQuantity, frozen=True, kw_only=True):
         if not any(fact.quantity == self.quantity for fact in evidence.facts):
             return super().missing(evidence)
         what = {"part": f"{QUANTITIES[self.quantity].part.strip() or 'part'}s", "workload": "workloads"}[self.over]
-        return f"No variant with figures of two {what}"
+        return f"no variant with figures of two {what}"
 
 
 def widened(count: int) -> float:
@@ -302,7 +302,7 @@ class OutputsDiffer(Claim, frozen=True, kw_only=True):
         ]
 
     def missing(self, evidence: Evidence) -> str:
-        return f"No {QUANTITIES['identical_share'].title}"
+        return f"no {QUANTITIES['identical_share'].title}"
 
 
 class NoDirection(OfQuantity, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ NOTE = (
 )
 
 
-HEAD = ["claim", "on this run", "its figures", "in the paper's figures", "their figures", "source"]
+HEAD = ["claim", "on this run", "in the paper's own figures", "source"]
 
 
 def section(page: Page) -> Section | None:
@@ -39,7 +39,7 @@ def section(page: Page) -> Section | None:
         note=f"{counted(found)} {NOTE}{left_out}",
         head=HEAD,
         body=[row(one) for one in with_figures],
-        names=6,
+        names=4,
     )
     others = Table(
         name="claims-not-tested",
@@ -47,17 +47,20 @@ def section(page: Page) -> Section | None:
         note="What is missing, and what they come to in the paper's own figures.",
         head=HEAD,
         body=[row(one) for one in found if one not in with_figures],
-        names=6,
+        names=4,
     )
     extra = render("tables.html.j2", tables=[others]) if others.body else Markup("")
     return Section(id="claims", title=TITLE, tables=[shown], extra=extra)
 
 
 def row(one: Judged) -> list[str]:
-    claim, run, paper = one.claim, one.run, one.paper
+    claim = one.claim
     source = f"{claim.source}. {claim.remark}" if claim.remark else claim.source
-    ours = [run.word, run.text] if run else ["-", "-"]
-    return [claim.sentence, *ours, paper.word, paper.text, source]
+    return [
+        claim.sentence,
+        *(f"{found.word}: {found.text}" if found else "-" for found in (one.run, one.paper)),
+        source,
+    ]
 
 
 def counted(found: list[Judged]) -> str:
