@@ -142,8 +142,8 @@ def report(
     from draftproof.report.terminal import summary_lines
     from draftproof.results import analyse
 
-    folder = RunFolder(run)
-    results = analyse(folder, load_catalog(*(catalog or [])).thresholds)
+    folder, entries = RunFolder(run), load_catalog(*(catalog or []))
+    results = analyse(folder, entries.thresholds, catalog=entries)
     write_report(folder, results)
     for line in summary_lines(results, width=120):
         typer.echo(line)

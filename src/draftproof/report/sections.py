@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from draftproof.report import anatomy, cells, claims, intervals, meaning, outputs, simple, speed, stages, surroundings
+from draftproof.report import (
+    anatomy,
+    cells,
+    claims,
+    intervals,
+    matrix,
+    meaning,
+    outputs,
+    partial,
+    recommended,
+    simple,
+    speed,
+    stages,
+    surroundings,
+)
 from draftproof.report.parts import Page, Section
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
+    matrix.section,
+    partial.section,
+    recommended.section,
     cells.section,
     intervals.section,
     cells.failures_section,
@@ -18,7 +35,6 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     outputs.section,
     stages.section,
     simple.positions,
-    simple.not_run,
     simple.notes,
     meaning.section,
     surroundings.section,

@@ -93,9 +93,7 @@ def usual_tokens(decay: Decay) -> int:
 
 def curve_name(results: RunResults, decay: Decay) -> str:
     """The variant, as `view.name` tells it."""
-    wanted = (decay.target, decay.variant, decay.build)
-    same = (c for c in results.cells if (c.cell.target, c.cell.variant, c.build) == wanted)
-    return view.name(results, next(same))[0]
+    return results.full_name(decay.variant, decay.target, decay.build)
 
 
 def break_even_text(decay: Decay) -> str:
