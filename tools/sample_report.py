@@ -11,6 +11,7 @@ part, and nothing else is changed. Screenshots need ``pip install -e .[browser]`
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import shutil
@@ -42,7 +43,7 @@ AGAIN = "make it again with python tools/sample_report.py RUN"
 REPORTS = ("index.html", "summary.md", "summary.json")
 RECORDS = ("run.json", "records.jsonl", "prompts.jsonl", "tokens.parquet", "steps.parquet")
 """All that `analyse` reads of a finished run; some without the others would give other figures."""
-RECORDS_BYTES = 500_000
+RECORDS_BYTES = 600_000
 
 
 class Shot(NamedTuple):
@@ -106,7 +107,9 @@ def make(run: Path, sample: Path) -> RunResults:
 
 
 def shoot(sample: Path) -> None:
-    """Screenshots of the first screen."""
+    """Screenshots of the first screen, in 256 colours."""
+    from PIL import Image  # matplotlib brings it
+
     from tests.browser import chromium
 
     if gap := chromium.gap():
@@ -119,7 +122,8 @@ def shoot(sample: Path) -> None:
                 device_scale_factor=shot.scale,
             )
             page.goto((sample / "index.html").resolve().as_uri())
-            page.screenshot(path=sample / name)
+            taken = Image.open(io.BytesIO(page.screenshot()))
+            taken.quantize(256).save(sample / name, optimize=True)
             page.close()
 
 

@@ -31,10 +31,10 @@ window.draftproofLook = (() => {
 
   const links = () => all('nav a').map(e => ({href: e.getAttribute('href'), title: e.textContent.trim()}));
 
-  // A part that scrolls or cuts by itself lies around it.
-  function inside(e) {
-    for (let p = e.parentElement; p && p !== document.body; p = p.parentElement)
-      if (getComputedStyle(p).overflowX !== 'visible') return true;
+  // Whether it, or what lies around it, scrolls or cuts by itself.
+  function contained(e) {
+    for (; e && e !== document.body; e = e.parentElement)
+      if (getComputedStyle(e).overflowX !== 'visible') return true;
     return false;
   }
 
@@ -43,10 +43,16 @@ window.draftproofLook = (() => {
     if (root.scrollWidth > wide) found.push(`the page scrolls sideways: ${root.scrollWidth} of ${wide} px`);
     for (const e of [document.documentElement, document.body])
       if (getComputedStyle(e).overflowX !== 'visible') found.push(`what sticks out is cut off: ${name(e)}`);
-    for (const e of all('body *')) {
-      const box = e.getBoundingClientRect();
-      if (box.width && (box.right > wide + 1 || box.left < -1) && !inside(e))
+    const check = (box, e, around) => {
+      if (box.width && (box.right > wide + 1 || box.left < -1) && !contained(around))
         found.push(`from ${Math.round(box.left)} to ${Math.round(box.right)} of ${wide} px: ${name(e)}`);
+    };
+    all('body *').forEach(e => check(e.getBoundingClientRect(), e, e.parentElement));
+    // Words may stick out of a box that does not.
+    const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+    while (words.nextNode()) {
+      range.selectNodeContents(words.currentNode);
+      check(range.getBoundingClientRect(), words.currentNode.parentElement, words.currentNode.parentElement);
     }
     return found;
   }

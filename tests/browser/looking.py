@@ -19,8 +19,9 @@ DESK_PX = 1280
 PAPER_PX = 718
 """A4 less Chromium's margins, at 96 px an inch."""
 
-SHRINK = 2.0
-"""Chromium makes a page that is wider than the paper smaller, down to half; what is wider still is cut off."""
+SHRINK = 1.5
+"""Chromium makes a page that is wider than the paper smaller, by no more than this (read off its PDF files); what is
+wider still is cut off."""
 
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 SCRIPT = Path(__file__).with_name("looking.js")
@@ -156,6 +157,9 @@ def links(look: Opened, most: int = 60) -> list[str]:
         look.run("number => draftproofLook.focusLink(number)", number)
         look.page.keyboard.press("Enter")
         problem = look.run("href => draftproofLook.landed(href)", href)
+        if problem:  # perhaps not yet
+            look.page.wait_for_timeout(100)
+            problem = look.run("href => draftproofLook.landed(href)", href)
         if problem:
             found.append(f"{href} {problem}")
     return few(found)

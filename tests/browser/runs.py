@@ -115,14 +115,21 @@ RUNS: dict[str, Callable[[], RunResults]] = {
 }
 
 
+def html(results: RunResults, of: RunHeader | None = None) -> str:
+    """A plain string: what tests put into it is not escaped."""
+    return str(render_html(results, of or header()))
+
+
 @functools.cache
 def page_of(name: str) -> str:
-    return render_html(RUNS[name](), header(builds=["new", "base"]) if name == "full" else header())
+    return html(RUNS[name](), header(builds=["new", "base"]) if name == "full" else header())
 
 
 # -- runs written by somebody else -------------------------------------------------------------------------------------
 
 
+DICTS = (inspect.StructType, inspect.DictType)
+LISTS = (inspect.ListType, inspect.TupleType, inspect.VarTupleType, inspect.NamedTupleType)
 Spoilable = TypeVar("Spoilable", RunResults, RunHeader)
 
 
@@ -134,12 +141,12 @@ def with_texts(value: Any, change: Callable[[str], str], kind: inspect.Type) -> 
         case inspect.UnionType() if isinstance(value, str):
             return change(value) if any(isinstance(one, inspect.StrType) for one in kind.types) else value
         case inspect.UnionType():
-            fits = {dict: (inspect.StructType, inspect.DictType), list: (inspect.ListType, inspect.TupleType)}
-            one = [one for one in kind.types if isinstance(one, fits.get(type(value), ()))]
+            kinds = DICTS if isinstance(value, dict) else LISTS if isinstance(value, list | tuple) else ()
+            one = [one for one in kind.types if isinstance(one, kinds)]
             return with_texts(value, change, one[0]) if one else value
         case inspect.StructType():
-            kinds = {field.encode_name: field.type for field in kind.fields}
-            return {key: with_texts(one, change, kinds[key]) if key in kinds else one for key, one in value.items()}
+            types = {field.encode_name: field.type for field in kind.fields}
+            return {key: with_texts(one, change, types[key]) if key in types else one for key, one in value.items()}
         case inspect.NamedTupleType():
             pairs = zip(value, kind.fields, strict=True)
             return [with_texts(one, change, field.type) for one, field in pairs]
@@ -149,7 +156,7 @@ def with_texts(value: Any, change: Callable[[str], str], kind: inspect.Type) -> 
             return [with_texts(one, change, kind.item_type) for one in value]
         case inspect.DictType():
             return {key: with_texts(one, change, kind.value_type) for key, one in value.items()}
-        case inspect.AnyType() if isinstance(value, list):
+        case inspect.AnyType() if isinstance(value, list | tuple):
             return [with_texts(one, change, kind) for one in value]
         case inspect.AnyType() if isinstance(value, dict):
             return {key: with_texts(one, change, kind) for key, one in value.items()}
@@ -189,11 +196,11 @@ def model_output(text: str) -> RunResults:
 
 
 HOSTILE_PAGES: dict[str, Callable[[], str]] = {
-    "scripts in model output": lambda: render_html(model_output("\n".join([*SCRIPTS, *HOSTILE])), header()),
-    "scripts in every text": lambda: render_html(spoilt(full(), "".join(SCRIPTS)), spoilt(header(), SCRIPTS[0])),
-    "control characters": lambda: render_html(spoilt(full(), CONTROL), header()),
-    "right to left": lambda: render_html(spoilt(full(), RTL), header()),
-    "100,000 characters": lambda: render_html(model_output(LONG), header()),
+    "scripts in model output": lambda: html(model_output("\n".join([*SCRIPTS, *HOSTILE]))),
+    "scripts in every text": lambda: html(spoilt(full(), "".join(SCRIPTS)), spoilt(header(), SCRIPTS[0])),
+    "control characters": lambda: html(spoilt(full(), CONTROL)),
+    "right to left": lambda: html(spoilt(full(), RTL)),
+    "100,000 characters": lambda: html(model_output(LONG)),
 }
 
 

@@ -7,12 +7,21 @@ from typing import Literal
 
 import pytest
 
-from draftproof.report.html import render_html
 from tests.browser import looking
 from tests.browser.conftest import Open
 from tests.browser.looking import DESK_PX, PAPER_PX, PHONE_PX, SHRINK
-from tests.browser.runs import ALWAYS, HOSTILE_PAGES, RUNS, SECTIONS, model_output, page_of, without_policy
-from tests.reporting import header
+from tests.browser.runs import (
+    ALWAYS,
+    HOSTILE_PAGES,
+    RUNS,
+    SECTIONS,
+    full,
+    html,
+    model_output,
+    page_of,
+    spoilt,
+    without_policy,
+)
 
 SAMPLE = Path(__file__).resolve().parents[2] / "reports" / "sample" / "index.html"
 """A real run's page, once there is one."""
@@ -116,6 +125,27 @@ def test_paper_is_white(look: Open, scheme: Scheme) -> None:
 # -- texts of others ---------------------------------------------------------------------------------------------------
 
 
+def test_every_text_of_the_records_can_be_somebody_elses() -> None:
+    """What the pages below rest on; words of a fixed list stay, and names that were one stay one."""
+    before, after = full(), spoilt(full(), "X")
+    (old,), (new,) = ([cell for cell in run.cells if cell.excess] for run in (before, after))
+    assert old.excess is not None
+    assert new.excess is not None
+    assert new.excess.control == f"X{old.excess.control}"
+    assert (new.cell.variant, new.throughput.verdict) == (f"X{old.cell.variant}", old.throughput.verdict)
+    assert new.arm == f"X{old.arm}"
+    assert [cell.arm == cell.base_arm for cell in after.cells] == [cell.arm == cell.base_arm for cell in before.cells]
+    assert old.sameness is not None
+    assert new.sameness is not None
+    assert new.sameness.differences[0].texts == ("X the", "X a")
+    assert [found.cause for found in new.sameness.differences] == [found.cause for found in old.sameness.differences]
+    assert after.notes == ["Xchat: 2 prompts were left out"]
+    assert after.skipped == {"tiny-mtp-chat-b1": "Xneeds a target with an MTP head"}
+    assert after.arms[0].environment["preloads"] == ["Xlibtcmalloc_minimal.so.4"]
+    assert after.arms[0].environment["variables"] == {"VLLM_CPU_KVCACHE_SPACE": "X2"}
+    assert spoilt(full(), "") == before
+
+
 @pytest.fixture(scope="module", params=list(HOSTILE_PAGES))
 def hostile(request: pytest.FixtureRequest) -> str:
     return HOSTILE_PAGES[request.param]()
@@ -139,6 +169,11 @@ def test_texts_of_others_move_nothing(look: Open, hostile: str, width_px: int) -
     assert page.run("[...document.querySelectorAll('*')].every(e => getComputedStyle(e).direction === 'ltr')")
 
 
+def test_texts_of_others_stay_on_the_paper(look: Open, hostile: str) -> None:
+    page = look(hostile, width_px=PAPER_PX, media="print")
+    assert looking.too_wide(page, SHRINK) == []
+
+
 def test_texts_of_others_are_within_the_rules_of_axe(look: Open) -> None:
     page = look(HOSTILE_PAGES["scripts in model output"](), details=True)
     assert looking.axe(page) == []
@@ -146,7 +181,7 @@ def test_texts_of_others_are_within_the_rules_of_axe(look: Open) -> None:
 
 def test_a_long_text_is_cut(look: Open) -> None:
     """100,000 characters do not push the rest of the page out of reach."""
-    harmless = render_html(model_output("harmless"), header())
+    harmless = html(model_output("harmless"))
     heights = [
         look(text).run("document.body.scrollHeight") for text in (harmless, HOSTILE_PAGES["100,000 characters"]())
     ]
