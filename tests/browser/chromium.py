@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MODULES = ("playwright", "axe_playwright_python")
+PATIENCE_MS = 180_000
+"""Playwright's own 30 s are too few on a machine with other work."""
 
 
 def executable() -> str | None:
@@ -53,7 +55,9 @@ def running() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable(), chromium_sandbox=os.geteuid() != 0)
+        browser = playwright.chromium.launch(
+            executable_path=executable(), chromium_sandbox=os.geteuid() != 0, timeout=PATIENCE_MS
+        )
         try:
             yield browser
         finally:

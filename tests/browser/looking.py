@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from tests.browser.chromium import PATIENCE_MS
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -53,6 +55,7 @@ def opened(
 ) -> Opened:
     """`details`: whether all that is folded is opened."""
     context = browser.new_context(viewport={"width": width_px, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(path=SCRIPT)
     page = context.new_page()
     told: list[str] = []
