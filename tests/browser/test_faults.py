@@ -5,6 +5,7 @@ That the pages are whole without the fault is what ``test_page.py`` holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -147,17 +148,17 @@ def test_a_label_that_its_frame_cuts_off_is_seen(look: Open) -> None:
 @pytest.mark.parametrize(
     ("fault", "caught"),
     [
-        (changed('<a href="#outputs">', '<a tabindex="-1" href="#outputs">'), "tab does not reach: <a>"),
+        (lambda: changed('<a href="#outputs">', '<a tabindex="-1" href="#outputs">'), "tab does not reach: <a>"),
         (
-            changed('tabindex="0" role="region" aria-label="table:', 'tabindex="-1" aria-label="'),
+            lambda: changed('tabindex="0" role="region" aria-label="table:', 'tabindex="-1" aria-label="'),
             "tab does not reach: <div.scroll>",
         ),
-        (styled(":focus-visible { outline: none !important }"), "no ring around the focus: <a>"),
-        (styled("a:focus-visible { outline: 2px solid transparent }"), "no ring around the focus: <a>"),
-        (styled("nav a:focus { position: fixed; left: -9999px }"), "focus out of view: <a>"),
-        (changed('<a href="#outputs">', '<a tabindex="3" href="#outputs">'), "tab does not follow the order"),
+        (lambda: styled(":focus-visible { outline: none !important }"), "no ring around the focus: <a>"),
+        (lambda: styled("a:focus-visible { outline: 2px solid transparent }"), "no ring around the focus: <a>"),
+        (lambda: styled("nav a:focus { position: fixed; left: -9999px }"), "focus out of view: <a>"),
+        (lambda: changed('<a href="#outputs">', '<a tabindex="3" href="#outputs">'), "tab does not follow the order"),
         (
-            planted("<script>addEventListener('keydown', e => e.preventDefault())</script>").replace(
+            lambda: planted("<script>addEventListener('keydown', e => e.preventDefault())</script>").replace(
                 "default-src 'none';", "script-src 'unsafe-inline';"
             ),
             "tab does not reach: <a>",
@@ -165,8 +166,8 @@ def test_a_label_that_its_frame_cuts_off_is_seen(look: Open) -> None:
     ],
     ids=["link left out", "scrolling part left out", "no ring", "unseen ring", "out of view", "out of order", "stuck"],
 )
-def test_what_the_keyboard_does_not_reach_is_seen(look: Open, fault: str, caught: str) -> None:
-    page = look(fault, width_px=PHONE_PX)
+def test_what_the_keyboard_does_not_reach_is_seen(look: Open, fault: Callable[[], str], caught: str) -> None:
+    page = look(fault(), width_px=PHONE_PX)
     found = looking.keyboard(page)
     assert any(line.startswith(caught) for line in found), found
 
@@ -174,11 +175,11 @@ def test_what_the_keyboard_does_not_reach_is_seen(look: Open, fault: str, caught
 @pytest.mark.parametrize(
     ("fault", "caught"),
     [
-        (changed('<h2 id="outputs">', "<h2>"), "#outputs leads nowhere"),
-        (styled("#outputs { display: none }"), "#outputs leads to what cannot be seen"),
-        (styled("#outputs { position: fixed; top: -100px }"), "#outputs does not move there"),
+        (lambda: changed('<h2 id="outputs">', "<h2>"), "#outputs leads nowhere"),
+        (lambda: styled("#outputs { display: none }"), "#outputs leads to what cannot be seen"),
+        (lambda: styled("#outputs { position: fixed; top: -100px }"), "#outputs does not move there"),
         (
-            planted("<script>addEventListener('click', e => e.preventDefault())</script>").replace(
+            lambda: planted("<script>addEventListener('click', e => e.preventDefault())</script>").replace(
                 "default-src 'none';", "script-src 'unsafe-inline';"
             ),
             "#outputs was not followed",
@@ -186,8 +187,8 @@ def test_what_the_keyboard_does_not_reach_is_seen(look: Open, fault: str, caught
     ],
     ids=["no target", "unseen target", "target out of view", "stopped"],
 )
-def test_a_link_that_leads_nowhere_is_seen(look: Open, fault: str, caught: str) -> None:
-    page = look(fault)
+def test_a_link_that_leads_nowhere_is_seen(look: Open, fault: Callable[[], str], caught: str) -> None:
+    page = look(fault())
     assert caught in looking.links(page, most=200)
 
 
@@ -195,17 +196,22 @@ def test_a_link_that_leads_nowhere_is_seen(look: Open, fault: str, caught: str) 
 @pytest.mark.parametrize(
     ("fault", "caught"),
     [
-        (styled(".note { color: #7a7a7a }"), "color-contrast"),
-        (changed('<html lang="en">', "<html>"), "html-has-lang"),
-        (planted('<img src="data:,">'), "image-alt"),
-        (changed('tabindex="0" role="region" aria-label="table:', 'aria-label="'), "scrollable-region-focusable"),
-        (planted('<svg role="img" width="9" height="9"></svg>'), "svg-img-alt"),
-        (planted("<button></button>"), "button-name"),
+        (lambda: styled(".note { color: #7a7a7a }"), "color-contrast"),
+        (lambda: changed('<html lang="en">', "<html>"), "html-has-lang"),
+        (lambda: planted('<img src="data:,">'), "image-alt"),
+        (
+            lambda: changed('tabindex="0" role="region" aria-label="table:', 'aria-label="'),
+            "scrollable-region-focusable",
+        ),
+        (lambda: planted('<svg role="img" width="9" height="9"></svg>'), "svg-img-alt"),
+        (lambda: planted("<button></button>"), "button-name"),
     ],
     ids=["contrast", "language", "picture", "scrolling part", "figure", "button"],
 )
-def test_a_page_that_is_not_for_everybody_is_seen(look: Open, fault: str, caught: str, scheme: Any) -> None:
-    page = look(fault, scheme=scheme, width_px=PHONE_PX if caught.startswith("scroll") else DESK_PX, details=True)
+def test_a_page_that_is_not_for_everybody_is_seen(
+    look: Open, fault: Callable[[], str], caught: str, scheme: Any
+) -> None:
+    page = look(fault(), scheme=scheme, width_px=PHONE_PX if caught.startswith("scroll") else DESK_PX, details=True)
     found = looking.axe(page)
     assert any(line.startswith(caught) for line in found), found
 
