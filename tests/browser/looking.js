@@ -69,7 +69,8 @@ window.draftproofLook = (() => {
   // Numbers all that the tab key must reach, in the order of the page, and goes back to its top.
   function markStops() {
     const can = 'a[href], button, input, select, textarea, summary, [tabindex]';
-    const stops = all('body *').filter(e => seen(e) && (e.matches(can) || scrolls(e)));
+    const bare = e => scrolls(e) && !e.querySelector(can); // else it scrolls along with the focus
+    const stops = all('body *').filter(e => seen(e) && (e.matches(can) || bare(e)));
     stops.forEach((e, number) => { e.dataset.stop = number; });
     document.activeElement.blur();
     window.scrollTo(0, 0);

@@ -115,9 +115,11 @@ def sections(look: Opened, wanted: Iterable[str]) -> list[str]:
     shown = look.run("draftproofLook.sections()")
     found = [f"section missing: {name}" for name in sorted(set(wanted) - {one["id"] for one in shown})]
     found += [f"section empty or unseen: {one['id'] or one['title']}" for one in shown if not one["ok"]]
-    links = [(link["href"], link["title"]) for link in look.run("draftproofLook.links()")]
-    if links != [(f"#{one['id']}", one["title"]) for one in shown]:
-        found.append(f"links on top are {[href for href, _ in links]}, sections {[one['id'] for one in shown]}")
+    links = look.run("draftproofLook.links()")
+    if [link["href"] for link in links] != [f"#{one['id']}" for one in shown] or not all(
+        link["title"] for link in links
+    ):
+        found.append(f"links on top are {links}, sections {[one['id'] for one in shown]}")
     return few(found)
 
 
