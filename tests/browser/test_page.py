@@ -49,7 +49,7 @@ def test_every_section_that_the_data_call_for_is_there(look: Open, name: str) ->
 
 def test_no_section_without_its_data(look: Open) -> None:
     page = look(text_of("empty"))
-    assert not set(looking.section_ids(page)) & (SECTIONS["full"] - {"cells"})
+    assert not set(looking.section_ids(page)) & (SECTIONS["full"] - SECTIONS["empty"])
 
 
 @pytest.mark.parametrize("width_px", [PHONE_PX, DESK_PX])
@@ -83,7 +83,7 @@ def test_the_enter_key_follows_links(look: Open, name: str) -> None:
 def test_the_enter_key_unfolds_a_detail(look: Open) -> None:
     page = look(text_of("full"))
     count = page.run("document.querySelectorAll('details').length")
-    assert count > 10
+    assert count > 5
     for number in range(count):
         page.run("number => document.querySelectorAll('summary')[number].focus()", number)
         page.page.keyboard.press("Enter")
