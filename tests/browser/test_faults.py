@@ -182,14 +182,15 @@ def test_what_the_keyboard_does_not_reach_is_seen(look: Open, fault: Callable[[]
             lambda: planted("<script>addEventListener('click', e => e.preventDefault())</script>").replace(
                 "default-src 'none';", "script-src 'unsafe-inline';"
             ),
-            "#outputs was not followed",
+            " was not followed",
         ),
     ],
     ids=["no target", "unseen target", "target out of view", "stopped"],
 )
 def test_a_link_that_leads_nowhere_is_seen(look: Open, fault: Callable[[], str], caught: str) -> None:
     page = look(fault())
-    assert caught in looking.links(page, most=200)
+    found = looking.links(page, most=200)
+    assert any(line.endswith(caught) for line in found), found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
