@@ -427,8 +427,8 @@ def test_untrusted_text_breaks_no_table(text: str) -> None:
 def test_a_models_text_is_cut_wherever_it_is_long() -> None:
     long = "<" * 100_000
     results = run(cell(sameness=sameness(difference(long, long, prompt_id=long, before=long, after=(long, long)))))
-    assert len(render_markdown(results, header())) < 10_000
-    assert len(render_html(results, header())) < 60_000
+    assert len(render_markdown(results, header())) < 14_000
+    assert len(render_html(results, header())) < 100_000  # one of the texts alone, uncut
 
 
 def blocks(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from draftproof.report import (
     anatomy,
     cells,
+    claims,
     intervals,
     matrix,
     meaning,
@@ -28,6 +29,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     intervals.section,
     cells.failures_section,
     simple.builds,
+    claims.section,
     speed.section,
     anatomy.section,
     outputs.section,
