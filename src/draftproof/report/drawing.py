@@ -1,9 +1,11 @@
-"""Figures by matplotlib as SVG elements of the page: in its colours, light and dark, with ids of their own."""
+"""Figures by matplotlib as SVG: elements of the page in its colours, light and dark, or documents of their own."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,6 +29,25 @@ INK = {
     **{f"s{number}": f"#0102{0x20 + number:02x}" for number in range(7)},
 }
 """Name of a colour of the page's style -> the colour that stands for it while matplotlib draws."""
+
+PAPER = {
+    "fg": "#1c2024",
+    "soft": "#59636e",
+    "line": "#d5dae0",
+    "bg": "#ffffff",
+    "panel": "#f5f7f9",
+    "faster": "#0072b2",
+    "slower": "#d55e00",
+    "unclear": "#6b7480",
+    "s0": "#004995",
+    "s1": "#a93300",
+    "s2": "#00835b",
+    "s3": "#b15b9c",
+    "s4": "#af9110",
+    "s5": "#0b9ef5",
+    "s6": "#1c2024",
+}
+"""The same names -> the page's light colours, for a document that has no page around it."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -61,7 +82,12 @@ STYLE: dict[Any, Any] = {
 
 KNOWN = {"ngram": "s0", "draft_model": "s1", "eagle": "s2", "eagle3": "s3", "mtp": "s4", "oracle": "s5", "no_sd": "s6"}
 """Variant -> its colour, in every figure of every run; one named after it (``ngram_k5``) has the same."""
+CONTROLS = {"adversarial": ("s4", 6), "random_half": ("s2", 5), "self_draft": ("s1", 0)}
+"""Other variants of the catalog whose looks must not meet: colour, and the marker's place below."""
 MARKERS = ("o", "s", "D", "^", "v", "X", "P", "*")
+
+GROUND = INK["bg"]
+"""Inside of a hollow marker."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +100,26 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(variant: str, *, control: bool = False) -> Look:
-    number = zlib.crc32(variant.encode())
-    named = [name for name in KNOWN if variant == name or variant.startswith(name + "_")]
-    colour = KNOWN[max(named, key=len)] if named else f"s{number % 7}"
-    marker = list(KNOWN).index(variant) if variant in KNOWN else number // 7
+    """By its name alone, so that it is the same in every run; those of the catalog all differ."""
+    families = {name: (colour, place) for place, (name, colour) in enumerate(KNOWN.items())} | CONTROLS
+    number = zlib.crc32(variant.encode("utf-8", "replace"))
+    named = [name for name in families if variant == name or variant.startswith(name + "_")]
+    colour, marker = families[max(named, key=len)] if named else (f"s{number % 7}", number // 7)
+    if named and variant not in families:
+        k = re.search(r"_k([0-9]{1,4})$", variant)
+        marker += 1 + (int(k[1]).bit_length() if k else number) % 7
     return Look(colour=INK[colour], marker=MARKERS[marker % len(MARKERS)], line="--" if control else "-")
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A drawing that is made when a page prints it: the other reports need none."""
+
+    name: str
+    size: tuple[float, float]
+    draw: Callable[[Sheet], None]
+
+    def __html__(self) -> str:
+        return svg(self.name, self.size, self.draw)
 
 
 def svg(name: str, size: tuple[float, float], draw: Callable[[Sheet], None]) -> Markup:
@@ -86,12 +127,28 @@ def svg(name: str, size: tuple[float, float], draw: Callable[[Sheet], None]) -> 
 
     `name` keeps the ids of this drawing apart from those of the others on the page.
     """
-    with mpl.rc_context(STYLE):
+    return Markup(for_page(drawn(size, draw, STYLE), name))  # noqa: S704 - matplotlib has escaped every text
+
+
+def document(title: str, size: tuple[float, float], draw: Callable[[Sheet], None]) -> str:
+    """The same as an SVG document: colours of its own, a white ground, ids and `title` kept."""
+    text = drawn(size, draw, STYLE | {"figure.facecolor": INK["bg"]}, title)
+    for colour, placeholder in INK.items():
+        text = text.replace(placeholder, PAPER[colour])
+    return text
+
+
+def drawn(size: tuple[float, float], draw: Callable[[Sheet], None], style: dict[Any, Any], title: str = "") -> str:
+    """matplotlib's own document, with placeholders for colours."""
+    told = {"Date": None, "Creator": None, "Format": None, "Type": None} | ({"Title": title} if title else {})
+    with mpl.rc_context(style), warnings.catch_warnings():
+        # The reader's fonts draw the text: what matplotlib's own font lacks is no loss.
+        warnings.filterwarnings("ignore", message="Glyph ")
         sheet = Sheet(figsize=size, layout="constrained")
         draw(sheet)
         buffer = io.StringIO()
-        sheet.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Markup(for_page(buffer.getvalue(), name))  # noqa: S704 - matplotlib has escaped every text in it
+        sheet.savefig(buffer, format="svg", metadata=told)
+    return buffer.getvalue()
 
 
 def for_page(text: str, name: str) -> str:
@@ -116,8 +173,19 @@ def for_page(text: str, name: str) -> str:
 
 def batch_axis(axes: Axes, sizes: Iterable[int]) -> None:
     """A horizontal axis of batch sizes, doubling by doubling, with the sizes that were run as its ticks."""
-    shown = sorted(set(sizes))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [str(size) for size in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
+    doublings(axes, sizes)
     axes.set_xlabel("batch size (log scale)")
+
+
+def doublings(axes: Axes, ticks: Iterable[int], least_gap: float = 1 / 11) -> None:
+    """A horizontal logarithmic axis; a tick nearer than `least_gap` of the axis to the one before has no number."""
+    shown = sorted(set(ticks))
+    span = math.log2(shown[-1] / shown[0]) or 1.0
+    texts, last = [], -math.inf
+    for tick in shown:
+        clear = math.log2(tick) - last >= least_gap * span
+        texts.append(f"{tick:,}" if clear else "")
+        last = math.log2(tick) if clear else last
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, texts)
+    axes.xaxis.set_minor_locator(NullLocator())
