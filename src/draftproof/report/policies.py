@@ -21,11 +21,9 @@ def lines(cells: Iterable[Cell], bound: Iterable[Cell] = ()) -> list[Line]:
     found = [line(name, group, number) for number, (name, group) in enumerate(groups.items())]
     dashed = [*bound]
     if dashed:
-        found.append(Line(name="corrected bound", look=BOUND, marks=marks(dashed), thin=True))
+        how = Look(colour=INK["fg"], marker="", line="--")
+        found.append(Line(name="corrected bound", look=how, marks=marks(dashed), thin=True))
     return found
-
-
-BOUND = Look(colour=INK["fg"], marker="", line="--")
 
 
 def line(name: str, cells: Sequence[Cell], number: int) -> Line:
@@ -36,7 +34,7 @@ def line(name: str, cells: Sequence[Cell], number: int) -> Line:
     elif policy == "oracle":
         how = Look(colour=look("oracle").colour, marker=MARKERS[number % len(MARKERS)], line=":")
     elif policy == "bound":
-        how = BOUND
+        how = Look(colour=INK["fg"], marker="", line="-")
     else:
         how = Look(colour=INK["soft"], marker=MARKERS[number % len(MARKERS)], line=PALE[number % len(PALE)])
     return Line(name=name, look=how, marks=marks(cells), thin=True)
