@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import io
 import math
 import re
@@ -30,25 +32,6 @@ INK = {
 }
 """Name of a colour of the page's style -> the colour that stands for it while matplotlib draws."""
 
-PAPER = {
-    "fg": "#1c2024",
-    "soft": "#59636e",
-    "line": "#d5dae0",
-    "bg": "#ffffff",
-    "panel": "#f5f7f9",
-    "faster": "#0072b2",
-    "slower": "#d55e00",
-    "unclear": "#6b7480",
-    "s0": "#004995",
-    "s1": "#a93300",
-    "s2": "#00835b",
-    "s3": "#b15b9c",
-    "s4": "#af9110",
-    "s5": "#0b9ef5",
-    "s6": "#1c2024",
-}
-"""The same names -> the page's light colours, for a document that has no page around it."""
-
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "draftproof",
@@ -72,10 +55,13 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
     "legend.labelcolor": INK["fg"],
     "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "butt",
     "lines.markersize": 5,
     "text.color": INK["fg"],
+    "xtick.bottom": False,
     "xtick.color": INK["line"],
     "xtick.labelcolor": INK["soft"],
+    "ytick.left": False,
     "ytick.color": INK["line"],
     "ytick.labelcolor": INK["soft"],
 }
@@ -134,8 +120,15 @@ def document(title: str, size: tuple[float, float], draw: Callable[[Sheet], None
     """The same as an SVG document: colours of its own, a white ground, ids and `title` kept."""
     text = drawn(size, draw, STYLE | {"figure.facecolor": INK["bg"]}, title)
     for colour, placeholder in INK.items():
-        text = text.replace(placeholder, PAPER[colour])
+        text = text.replace(placeholder, light_colours()[colour])
     return text
+
+
+@functools.cache
+def light_colours() -> dict[str, str]:
+    """Name -> the page's light colour, as its style has it."""
+    style = importlib.resources.files("draftproof.report").joinpath("style.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--(\w+): (#[0-9a-f]+);", style[: style.index("@media")]))
 
 
 def drawn(size: tuple[float, float], draw: Callable[[Sheet], None], style: dict[Any, Any], title: str = "") -> str:
@@ -152,23 +145,48 @@ def drawn(size: tuple[float, float], draw: Callable[[Sheet], None], style: dict[
 
 
 def for_page(text: str, name: str) -> str:
-    """A document of matplotlib's as an element of the page."""
+    """A document of matplotlib's as an element of the page, in about half of the bytes; texts stay as they are."""
     text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.S)
-    text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.S)
-    # The page sets the width; unused ids go, the others are this drawing's own.
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 aria-hidden="true"', text, count=1)
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", text)
-    text = re.sub(r"(url\(#|href=\"#)", lambda found: f"{found[1]}{name}-", text)
-    text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "inherit", text)
+    for gone in (r"\s*<metadata>.*?</metadata>", r"<style[^>]*>.*?</style>", r"<!--.*?-->\n?", r"<defs>\s*</defs>"):
+        text = re.sub(gone, "", text, flags=re.S)
+    used = sorted(set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text)))
+    ids = {long: f"{name}-{number}" for number, long in enumerate(used)}
+    groups: list[bool] = []
+
+    def shown(found: re.Match[str]) -> str:
+        made = tag(found[0], ids)
+        if made == "</g>":
+            return made if groups.pop() else ""
+        if made.startswith("<g") and not made.endswith("/>"):
+            groups.append(made != "<g>")
+            return made if groups[-1] else ""  # a group without a meaning ends where it began
+        return "" if made == "<g/>" else made
+
+    # Text of the records stands between tags, with its own angle brackets escaped.
+    return re.sub(r"(?<=>)\s+(?=<)", "", re.sub(r"<[^>]*>", shown, text)).replace("\n", " ")
+
+
+def tag(text: str, ids: dict[str, str]) -> str:
+    """One tag: the drawing's own ids, the page's colours and font; what the page sets or nobody sees is gone."""
+    text = re.sub(r"\s+", " ", text).replace(" />", "/>").replace(" >", ">")
+    if text.startswith("<svg"):
+        text = re.sub(r' (?:width|height)="[^"]*"', "", text).replace("<svg", '<svg aria-hidden="true"', 1)
+    if text.startswith("<path") and 'style="fill: none"' in text:
+        return ""  # the ground of the sheet and of its axes
+    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{ids[found[1]]}"' if found[1] in ids else "", text)
+    text = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda found: f"{found[1]}{ids[found[2]]}", text)
+    text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "inherit", text).replace("font-family: inherit; ", "")
     for colour, placeholder in INK.items():
         text = text.replace(placeholder, f"var(--{colour})")
-    # A hundredth of a point is finer than any screen, and half of the bytes.
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
-    return re.sub(r"\s*\n\s*", " ", text)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is finer than any screen
+    text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)
+    return re.sub(r' (d|style)="([^"]*)"', without_spaces, text)
+
+
+def without_spaces(found: re.Match[str]) -> str:
+    """Of a path beside its letters, of a style behind its signs."""
+    value = re.sub(r" ?([A-Za-z]) ?" if found[1] == "d" else r"([:;]) ", r"\1", found[2])
+    return f' {found[1]}="{value.strip()}"'
 
 
 def batch_axis(axes: Axes, sizes: Iterable[int]) -> None:

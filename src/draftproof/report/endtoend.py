@@ -12,7 +12,7 @@ from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.results import CellResult, RunResults
 
 NAME = "end-to-end"
-AXIS = "speedup (x)"
+AXIS = "speedup over no-SD (x)"
 LARGEST = 1000.0
 """A larger speedup is none, and would flatten all others."""
 
@@ -51,6 +51,8 @@ def table(results: RunResults) -> Table | None:
     if len(rows) > len(shown):
         note += f" Without an interval, and so left out: {len(rows) - len(shown):,} cells."
     found = [row.cell for row in shown if drawable(row.cell)]
+    if len(found) < len(shown):
+        note += f" Not drawn, since no axis holds them: {len(shown) - len(found):,}."
     units: dict[tuple[str, str], list[CellResult]] = {}
     for cell in found:
         units.setdefault((cell.cell.target, cell.cell.workload), []).append(cell)

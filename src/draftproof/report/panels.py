@@ -22,8 +22,8 @@ SIZE = (4.2, 2.7)
 ROW = 0.23
 KEY_ROW = 0.18
 """Heights of a row and of a line of names, in inches."""
-PANELS_DRAWN = 24
-LINES_DRAWN = 20
+PANELS_DRAWN = 12
+LINES_DRAWN = 16
 """Of one panel: the eye follows no more, and a page of thousands of cells stays a page."""
 NAME_CHARS = 24
 
