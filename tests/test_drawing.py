@@ -7,7 +7,6 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.gainshare import GainShare
 from draftproof.bounds import Bounds, Reached, Simulated, read_simulated
 from draftproof.report.bound import LEAST_SHARE, reached_table, section, simulated_table
-from draftproof.report.drawing import Later, look
+from draftproof.report.drawing import look
 from draftproof.report.markdown import render_markdown
-from draftproof.report.parts import Figure, Table
 from draftproof.report.parts import Page as Asked
+from draftproof.report.parts import Table
 from draftproof.results import RunResults
 from draftproof.simulator.simulate import Cell
+from tests.figures import axes_of, marked, row_names, ys
 from tests.reporting import HOSTILE, arm, cell, header, page, ratio, reference, run
 
 
-def reached(variant: str = "ngram", batch_size: int = 1, value: float | None = 0.4, **changes: object) -> Reached:
+def reached(variant: str = "ngram", batch_size: int = 1, value: float | None = 0.4, **changes: Any) -> Reached:
     share = None if value is None else GainShare(value=value, low=value - 0.1, high=value + 0.1, clusters=3)
     made = Reached(
         target="tiny",
@@ -75,29 +75,13 @@ CELLS = [
 ROWS = [reached("ngram", 1), reached("ngram", 4, 0.3), reached("eagle", 1, -0.2), reached("eagle", 4, None)]
 
 
-def with_bounds(**changes: object) -> RunResults:
+def with_bounds(**changes: Any) -> RunResults:
     return run(*CELLS, arms=ARMS, bounds=msgspec.structs.replace(Bounds(reached=ROWS), **changes))
-
-
-def axes_of(figure: Figure) -> Axes:
-    assert isinstance(figure.svg, Later)
-    sheet = Sheet()
-    figure.svg.draw(sheet)
-    return sheet.axes[0]
 
 
 def of(table: Table | None) -> Table:
     assert table is not None
     return table
-
-
-def lines(axes: Axes) -> dict[str, list[float]]:
-    """Colour and marker of a line -> its heights."""
-    found = {}
-    for line in axes.lines:
-        if line.get_marker() not in ("None", None):
-            found[f"{line.get_color()} {line.get_marker()}"] = [float(y) for y in line.get_ydata()]
-    return found
 
 
 # -- the measured oracle -----------------------------------------------------------------------------------------------
@@ -114,7 +98,8 @@ def test_every_variant_stands_beside_the_oracle_with_its_share() -> None:
     assert figure.title == "chat, oracle's k = 3"
     axes = axes_of(figure)
     ours = look("ngram")
-    assert lines(axes)[f"{ours.colour} {ours.marker}"] == [0.4, 0.3]
+    (line,) = [line for line in marked(axes) if line.get_color() == ours.colour]
+    assert (line.get_marker(), ys(line)) == (ours.marker, [0.4, 0.3])
     low, high = axes.get_ylim()
     assert low < -0.2
     assert high == 1.0
@@ -140,7 +125,7 @@ def test_the_axis_of_shares_runs_from_0_to_1_and_further_where_it_must(value: fl
 
 def test_one_batch_size_has_rows_and_an_oracle_alone_a_row_without_a_figure() -> None:
     table = of(reached_table(with_bounds(reached=[reached("ngram"), reached("eagle")])))
-    assert [text.get_text() for text in axes_of(table.figures[0]).get_yticklabels()] == ["ngram", "eagle"]
+    assert row_names(axes_of(table.figures[0])) == ["ngram", "eagle"]
     alone = of(reached_table(with_bounds(reached=[reached("", 1, None, k=0)])))
     assert alone.body[0][:5] == ["-", "chat", "1", "-", "-"]
     assert alone.figures == []
@@ -186,11 +171,19 @@ def test_policies_are_drawn_beside_what_was_measured() -> None:
     one, together = table.figures
     assert (one.title, together.title) == ("ngram, chat", "ngram+eagle, chat")
     axes = axes_of(one)
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["fixed k=1", "fixed k=3", "oracle", "bound", "measured", "measured oracle"]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "fixed k=1",
+        "fixed k=3",
+        "oracle",
+        "bound",
+        "measured",
+        "measured oracle",
+    ]
     ours = look("ngram")
     measured = [line for line in axes.lines if line.get_label() == "measured"]
-    assert [float(y) for y in measured[0].get_ydata()] == [1.4] * 3
+    assert ys(measured[0]) == [1.4] * 3
     assert measured[0].get_color() == ours.colour
     assert ["ngram", "chat", "oracle", "2.20x (50%)", "2.10x (50%)", "2.00x (50%)"] in table.body
     assert ["ngram", "chat", "bound", "2.40x", "2.30x", "2.20x"] in table.body

@@ -42,6 +42,7 @@ from draftproof.report.markdown import differences, render_markdown
 from draftproof.report.panels import LINES_DRAWN, PANELS_DRAWN
 from draftproof.report.parts import Table
 from draftproof.results import CellResult, RunResults
+from tests.figures import row_names, xs, ys
 from tests.reporting import (
     HOSTILE,
     Page,
@@ -534,9 +535,9 @@ def test_curves_stay_within_their_frame(lines: list[list[tuple[int, bool]]]) -> 
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     for line in axes.lines:
-        assert all(left <= float(x) <= right for x in line.get_xdata())
-        assert all(low <= float(y) <= high for y in line.get_ydata())
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "0.25", "0.5", "0.75", "1"]
+        assert all(left <= x <= right for x in xs(line))
+        assert all(low <= y <= high for y in ys(line))
+    assert row_names(axes) == ["0", "0.25", "0.5", "0.75", "1"]
     assert (low, high) == pytest.approx((0, 1), abs=0.05)
 
 

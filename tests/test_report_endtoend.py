@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.stats import Ratio
 from draftproof.published import Published
@@ -18,10 +17,11 @@ from draftproof.report.drawing import INK, Later, look
 from draftproof.report.endtoend import section, table
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
-from draftproof.report.parts import Figure, Table
 from draftproof.report.parts import Page as Asked
+from draftproof.report.parts import Table
 from draftproof.report.speed import break_even_figures, break_even_text
 from draftproof.results import CellResult, RunResults, decays
+from tests.figures import axes_of, marked, row_names, xs, ys
 from tests.reporting import HOSTILE, Page, arm, broken, cell, header, page, ratio, reference, run
 
 FIGURE_1 = Published(speedup=1.73, estimator="ratio of means", source="arXiv 2601.11580 Figure 1")
@@ -53,19 +53,9 @@ def found(results: RunResults) -> Table:
     return made
 
 
-def axes_of(figure: Figure) -> Axes:
-    """What the figure draws on."""
-    assert isinstance(figure.svg, Later)
-    sheet = Sheet()
-    figure.svg.draw(sheet)
-    (axes,) = sheet.axes
-    return axes
-
-
 def drawn(axes: Axes) -> list[tuple[str, str, list[float]]]:
     """(Colour, line style, heights) of each line but the rule."""
-    lines = [line for line in axes.lines if len(line.get_xdata()) != 2 or list(line.get_xdata()) != [0, 1]]
-    return [(str(line.get_color()), line.get_linestyle(), list(map(float, line.get_ydata()))) for line in lines]
+    return [(str(line.get_color()), str(line.get_linestyle()), ys(line)) for line in axes.lines if xs(line) != [0, 1]]
 
 
 def test_a_panel_for_each_workload_with_a_line_for_each_variant() -> None:
@@ -89,7 +79,7 @@ def test_the_axis_begins_at_0_and_has_a_line_at_1() -> None:
         low, high = axes.get_ylim()
         assert low == 0
         assert high > 1
-        assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axes.lines)
+        assert any(ys(line) == [1.0, 1.0] for line in axes.lines)
 
 
 def test_panels_of_a_target_share_their_axis() -> None:
@@ -100,9 +90,8 @@ def test_panels_of_a_target_share_their_axis() -> None:
 
 def test_one_batch_size_alone_has_rows_with_names() -> None:
     axes = axes_of(found(GRID).figures[1])
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["ngram", "eagle"]
-    marked = [[float(x) for x in line.get_xdata()] for line in axes.lines if line.get_marker() not in ("None", None)]
-    assert marked == [[1.1], [0.7], [1.73]]
+    assert row_names(axes) == ["ngram", "eagle"]
+    assert [xs(line) for line in marked(axes)] == [[1.1], [0.7], [1.73]]
     assert axes.get_xlabel() == "speedup over no-SD (x)"
     assert axes.get_xlim()[0] == 0
 
@@ -212,7 +201,7 @@ def test_a_run_of_very_many_panels_and_variants_says_what_is_not_drawn() -> None
     assert "Of 30 panels 24 are drawn" in made.note
     assert "5 more are not drawn" in made.figures[0].description
     assert len(made.body) == len(cells)
-    assert len([line for line in axes_of(made.figures[0]).lines if line.get_marker() != "None"]) == panels.LINES_DRAWN
+    assert len(marked(axes_of(made.figures[0]))) == panels.LINES_DRAWN
 
 
 # -- break-even --------------------------------------------------------------------------------------------------------
@@ -237,13 +226,13 @@ def test_a_row_for_each_variant_and_an_arrow_where_it_lies_outside() -> None:
     (figure,), note = break_even_figures(results)
     assert note == ""
     axes = axes_of(figure)
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["ngram", "eagle", "eagle3"]
-    marks = {line.get_marker(): [*map(float, line.get_ydata())] for line in axes.lines}
+    assert row_names(axes) == ["ngram", "eagle", "eagle3"]
+    marks = {line.get_marker(): ys(line) for line in axes.lines}
     assert marks["<"] == [1]
     assert marks[">"] == [2]
     (inside,) = [line for line in axes.lines if line.get_marker() == look("ngram").marker]
     median = results.decays[0].break_even.median
-    assert [float(x) for x in inside.get_xdata()] == [median]
+    assert xs(inside) == [median]
     assert f"ngram {break_even_text(results.decays[0])}; eagle not reached in the grid: below 1" in figure.description
 
 
