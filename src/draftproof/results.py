@@ -19,6 +19,7 @@ from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import StageSums, stage_shares, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
 from draftproof.anatomy import Anatomies, anatomies
+from draftproof.bounds import Bounds, bounds
 from draftproof.catalog import Catalog
 from draftproof.determinism import (
     LengthTable,
@@ -31,6 +32,7 @@ from draftproof.gate import Excess, Judgement
 from draftproof.memorycosts import MemoryCost, memory_costs
 from draftproof.noisefloor import UnitFloor, unit_floors
 from draftproof.plan import AA
+from draftproof.published import Published, published
 from draftproof.records import (
     ArmLine,
     BlockLine,
@@ -62,6 +64,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of this build over the base build's, where the run has two."""
     paper_ratio: Ratio | None = None
     """The speedup by the estimator of arXiv 2601.11580 (`draftproof.analysis.paperratio`)."""
+    published: Published | None = None
+    """What others drew for this cell, by that same estimator."""
     latency: Latency | None = None
     base_latency: Latency | None = None
     """Of the no-SD arm on the same prompts."""
@@ -133,6 +137,8 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Speedups over batch sizes, where a variant has several."""
     anatomies: Anatomies = Anatomies()
     """Where drafts were accepted and rejected."""
+    bounds: Bounds = Bounds()
+    """What the measured oracle and a simulation say would have been possible."""
     memory: list[MemoryCost] = []
     known_controls: list[str] = []
     """Variants of the run that the catalog calls controls, those that never started among them."""
@@ -227,6 +233,7 @@ def analyse(
         memory=memory_costs(data.arms, catalog),
         known_controls=controls,
         rivals=rivals(view, contenders(places, cells, controls)),
+        bounds=bounds(view, [(place, cell.speedup) for place, cell in zip(places, cells, strict=True)], folder.path),
     )
 
 
@@ -318,6 +325,7 @@ def cell_result(
         speedup=speedup,
         build_ratio=build_ratio,
         paper_ratio=by_paper,
+        published=published(cell, limits) if place.speculative else None,
         latency=latency_of(spec_outputs),
         base_latency=latency_of(output for _, outputs in theirs for output in outputs),
         acceptance=acceptance_of([block for block, _ in ours], spec_outputs) if place.speculative else None,

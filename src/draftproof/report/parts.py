@@ -6,6 +6,7 @@ import msgspec
 from markupsafe import Markup
 
 from draftproof.records import RunHeader
+from draftproof.report.drawing import Later
 from draftproof.results import RunResults
 
 
@@ -23,7 +24,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """Shown above it."""
     description: str
     """What it shows, in words, for those who do not see it."""
-    svg: Markup
+    svg: Markup | Later
     """An ``svg`` element, made by us, with all foreign text in it escaped."""
 
 
@@ -49,6 +50,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     title: str
+    nav: str = ""
+    """The link's text, where it is not the title."""
     tables: list[Table] = []
     """Shown on the page and in ``summary.md``."""
     extra: Markup = Markup("")
