@@ -75,7 +75,7 @@ def test_the_advice_is_in_summary_json(clean_run: Bench, tmp_path: Path) -> None
     assert set(summary) == {*msgspec.structs.asdict(results), "recommendations"}
 
 
-def test_why_cells_were_skipped_is_in_the_records(bench: MakeBench) -> None:
+def test_why_cells_were_skipped_is_in_the_records(bench: MakeBench, overlay: Path) -> None:
     """A run that is rendered again, elsewhere and later, still says what it lacks and why."""
     run = bench()
     run.session(ToyEngine(), ["speed"])
@@ -84,7 +84,7 @@ def test_why_cells_were_skipped_is_in_the_records(bench: MakeBench) -> None:
     left_out = next(cell for cell in header.cells if cell.variant == "partly")
     rest = [cell for cell in header.cells if cell.id != left_out.id]
     run.folder.write_header(msgspec.structs.replace(header, cells=rest, skipped={left_out.id: why}))
-    assert invoke("report", str(run.folder.path))[0] == 0
+    assert invoke("report", str(run.folder.path), "--sd-catalog", str(overlay))[0] == 0
     for name in ("index.html", "summary.md"):
         text = (run.folder.path / name).read_text(encoding="utf-8").replace("\\", "")
         assert why in text
