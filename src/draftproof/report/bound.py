@@ -44,7 +44,7 @@ def reached_table(results: RunResults) -> Table | None:
         "The measured oracle drafts no-SD's own tokens: every draft is right and costs next to nothing, so that no "
         "drafter of as many tokens a step can be faster. Share of its gain: (speedup - 1) / (the oracle's - 1), "
         "95 % by delete-one jackknife over the prompt sets that both have; 1 is the oracle, 0 no gain, below 0 slower "
-        "than no-SD. -: the oracle's own interval holds 1."
+        "than no-SD; each over the no-SD arm of its own settings. -: the oracle's own interval holds 1."
     )
     if results.bounds.without:
         note += f" No oracle ran on {', '.join(results.bounds.without)}."
@@ -72,7 +72,7 @@ def reached_table(results: RunResults) -> Table | None:
     ]
     marks = "Bars: 95 % intervals. At 1 a variant is as fast as the oracle, at 0 (the line) as no-SD."
     if any(row.share.value < LEAST_SHARE for row in rows if row.share):
-        marks += f" What lies below {LEAST_SHARE:g} is in the table alone."
+        marks += f" What lies below {LEAST_SHARE:g} is not drawn."
     if any(row.build == "base" for row in rows):
         marks += " Hollow: the base build."
     return Table(

@@ -221,7 +221,7 @@ def ends(things: Sequence[Thing]) -> list[Thing]:
 
 def cut_note(what: str, total: int, drawn: int) -> str:
     """That not all are drawn, as a sentence to append; empty where all are."""
-    return f" Of {total:,} {what} {drawn:,} are drawn; the table holds all." if total > drawn else ""
+    return f" Of {total:,} {what} {drawn:,} are drawn; summary.json holds all." if total > drawn else ""
 
 
 def finite(value: float, low: float, high: float) -> bool:
