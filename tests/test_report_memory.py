@@ -16,7 +16,6 @@ from draftproof.report.parts import Page
 from tests.figured import memory
 from tests.reporting import cell, header, page, run
 
-
 COSTS = [memory("ngram"), memory("eagle3", 1), memory("draft_model", 3)]
 
 
