@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from draftproof.analysis.held import differences
+from draftproof.analysis.held import Changed, changes
 from draftproof.analysis.moves import (
     Between,
     between_runs,
@@ -24,7 +25,7 @@ from draftproof.analysis.moves import (
     noise_of_mean,
 )
 from draftproof.analysis.survival import holm
-from draftproof.comparable import Limits, Sides, busy, refusal
+from draftproof.comparable import Limits, Sides, busy, held_apart, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
 from draftproof.movers import Own, Tested, log_limit, mean_place, whose
 from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, GateName, PairFigure, Quantity, logs
@@ -67,6 +68,26 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     mean: str = ""
     """`mean_place` of the variant, where this cell is part of that figure."""
+    metric: str = ""
+    """Of the limit's row, and of the `Quantity` that the figures are of."""
+    limit: float | None = None
+    """Relative, as its row of the thresholds says it."""
+    beyond: float | None = None
+    """Of the change for the worse: how far it lies beyond the limit, relative too; negative: within."""
+    sets: int | None = None
+    """Prompt sets in common."""
+    why: str = ""
+    """The reason without the figures above: why nothing could be judged, whose change it is, which stage rose."""
+
+
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """A field that differs between the two sides; both values as Python writes them."""
+
+    field: str
+    base: str
+    new: str
+    places: list[str] = []
+    """Cells that it concerns; empty: all."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +101,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Tests that Holm's method was applied to."""
     findings: list[Finding]
     notes: list[str]
+    unlike: list[Apart] = []
+    """Held fields that differ: what they concern is not judged."""
+    under_test: list[Apart] = []
+    """What differs and may: versions and the commit, of the newest run of each side."""
 
     def of(self, place: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.place == place]
@@ -122,12 +147,11 @@ def compare(
     latest = new[-1]
     limits = Limits(rows, latest)
     unlike = [
-        text
+        change
         for other in (*base, *new[:-1])
-        for text in differences(
-            {"hardware": other.hardware, **other.held}, {"hardware": latest.hardware, **latest.held}
-        )
+        for change in changes({"hardware": other.hardware, **other.held}, {"hardware": latest.hardware, **latest.held})
     ]
+    unlike_cells: dict[Changed, list[str]] = {change: [] for change in unlike}
     findings: list[Finding] = []
     tested: list[Tested] = []
     base_series, new_series = by_id(base), by_id(new)
@@ -136,11 +160,16 @@ def compare(
             base=[one for one in base_series.get(series.id, []) if one.usable],
             new=[one for one in new_series[series.id] if one.usable or one is series],
         )
-        refused = refusal(sides, unlike, limits)
+        apart = [] if unlike else held_apart(sides)
+        refused = refusal(sides, unlike, apart, limits)
+        if refused is not None and refused[0] == "INCOMPARABLE":
+            for change in apart:
+                unlike_cells.setdefault(change, []).append(series.id)
         waited = "" if refused else busy(sides, limits)
         for quantity in SPECULATIVE if series.speculative else PLAIN:
             if refused is not None:
-                findings.append(unjudged(series, quantity, *refused))
+                few = len(sides.shared()) if refused[0] == "INSUFFICIENT" else None
+                findings.append(unjudged(series, quantity, *refused, sets=few))
             elif waited and quantity.gate != "drafter":
                 findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:
@@ -152,6 +181,11 @@ def compare(
     notes = [] if base else [f"no run of {latest.name} to compare with; save one with draftproof baseline save RUN"]
     if missing := [name for name in base_series if name not in order]:
         notes.append(f"only in the baseline: {', '.join(missing)}")
+    if others := sorted({run.study for run in base} - {latest.study}):
+        notes.append(
+            f"the baseline is of another study, {', '.join(map(repr, others))}, this run of {latest.study!r}: only "
+            "cells with the same prompts and the same held fields are compared"
+        )
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
@@ -159,7 +193,21 @@ def compare(
         tests=len(tested),
         findings=findings,
         notes=notes,
+        unlike=[
+            Apart(field=change.field, base=change.reference, new=change.other, places=places)
+            for change, places in unlike_cells.items()
+        ],
+        under_test=[
+            Apart(field=change.field, base=change.reference, new=change.other)
+            for older in base[-1:]
+            for change in changes(tested_facts(older), tested_facts(latest))
+        ],
     )
+
+
+def tested_facts(run: Snapshot) -> dict[str, Any]:
+    """What a run was made with and is not held."""
+    return {**run.versions, "commit of the checkout": run.git_commit}
 
 
 def by_id(runs: Sequence[Snapshot]) -> dict[str, list[Series]]:
@@ -322,7 +370,7 @@ def finding(tested: Tested, bound: float, worse: float, better: float, everythin
         f"({change:+.1%} [{low:+.1%}, {high:+.1%}], {found.sets} prompt sets, limit {tested.limit.limit:.0%}, "
         f"p = {worse:.2g} after Holm)"
     )
-    stages = tested.stages if verdict == "REGRESSED" else ""
+    beside = [part for part in (why, tested.stages if verdict == "REGRESSED" else "") if part]
     return Finding(
         place=tested.place,
         gate=quantity.gate,
@@ -334,8 +382,13 @@ def finding(tested: Tested, bound: float, worse: float, better: float, everythin
         low=low,
         high=high,
         p=worse,
-        reason="; ".join(part for part in (told, why, stages) if part),
+        reason="; ".join([told, *beside]),
         mean=mean_place(tested.series.target, tested.series.variant),
+        metric=quantity.metric,
+        limit=tested.limit.limit,
+        beyond=quantity.worse * change - tested.limit.limit,
+        sets=found.sets,
+        why="; ".join(beside),
     )
 
 
@@ -347,7 +400,7 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str) -> Finding:
+def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str, *, sets: int | None = None) -> Finding:
     return Finding(
         place=series.id,
         gate=quantity.gate,
@@ -360,4 +413,7 @@ def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str) 
         high=None,
         p=None,
         reason=reason,
+        metric=quantity.metric,
+        sets=sets,
+        why=reason,
     )

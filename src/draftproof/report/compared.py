@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
-from draftproof.gate import GREEN, RED
+from draftproof.gate import GREEN, RED, Verdict
 
 SENTENCES = {GREEN_EXIT: "green", RED_EXIT: "red"}
+NAMED = 12
+"""Gates that the headline names; the rest are counted."""
 
 
 def headline(found: Compared) -> str:
@@ -19,8 +23,9 @@ def headline(found: Compared) -> str:
     parts = []
     for title, some in (("red", red), ("better", better)):
         if some:
-            names = dict.fromkeys(f"{one.place} ({one.gate})" for one in some)
-            parts.append(f"{title}: {', '.join(names)}")
+            names = list(dict.fromkeys(f"{one.place} ({one.gate})" for one in some))
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            parts.append(f"{title}: {', '.join(names[:NAMED])}{more}")
     if not_judged:
         parts.append(f"{len(not_judged)} of {len(found.findings)} gates not judged")
     told = "; ".join(parts) or "nothing moved beyond its limit"
@@ -28,8 +33,25 @@ def headline(found: Compared) -> str:
 
 
 def ordered(found: Compared) -> list[Finding]:
-    """Red ones first, then what was not judged; geometric means lead each part."""
-    return sorted(found.findings, key=lambda one: (one.verdict not in RED, one.verdict in GREEN))
+    """The most important first: what regressed, what failed, what was not judged, what is better, the rest.
+
+    Within each: what lies furthest beyond its limit, and of what is better the largest gain; where that is equal,
+    geometric means and then the order of the cells.
+    """
+    return sorted(found.findings, key=importance)
+
+
+def importance(one: Finding) -> tuple[int, float]:
+    """Sort key of a finding."""
+    beyond = one.beyond if one.beyond is not None else -math.inf
+    return rank(one.verdict), beyond if one.verdict == "IMPROVED" else -beyond
+
+
+def rank(verdict: Verdict) -> int:
+    """Of a verdict among findings: the smaller, the more it matters."""
+    if verdict in RED:
+        return 0 if verdict == "REGRESSED" else 1
+    return 2 if verdict not in GREEN else 3 if verdict == "IMPROVED" else 4
 
 
 def lines(found: Compared) -> list[str]:

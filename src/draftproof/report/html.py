@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftproof.comparison import Compared
 from draftproof.records import RunHeader
 from draftproof.report import view
 from draftproof.report.parts import Page
@@ -10,12 +11,12 @@ from draftproof.report.templates import render
 from draftproof.results import RunResults
 
 
-def render_html(results: RunResults, header: RunHeader) -> str:
+def render_html(results: RunResults, header: RunHeader, compared: Compared | None = None) -> str:
     """The whole page; works for unfinished, failed and empty runs."""
     return render(
         "page.html.j2",
         results=results,
         headline=view.headline(results),
         environment_line=view.environment_line(results),
-        sections=sections(Page(results, header)),
+        sections=sections(Page(results, header, compared)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from draftproof.comparison import Compared
 from draftproof.metrics import METRICS, OTHER_METRICS
 from draftproof.records import RunHeader
 from draftproof.report import determinism, outputs, view
@@ -53,7 +54,7 @@ def table_lines(tables: list[Table]) -> list[str]:
     for found in tables:
         lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note)]
         if found.body:
-            lines += ["", *table(found.head, found.body)]
+            lines += ["", *table(found.head, found.body, found.code)]
     return lines
 
 
@@ -91,7 +92,7 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
     return lines
 
 
-def render_markdown(results: RunResults, header: RunHeader) -> str:
+def render_markdown(results: RunResults, header: RunHeader, compared: Compared | None = None) -> str:
     lines = [
         f"# draftproof: {cell_text(results.title)}",
         "",
@@ -121,9 +122,9 @@ def render_markdown(results: RunResults, header: RunHeader) -> str:
     noise = view.noise_line(results)
     if noise:
         lines += ["", noise[0].upper() + noise[1:] + "."]
-    for section in sections(Page(results, header)):
+    for section in sections(Page(results, header, compared)):
         if section.tables:
-            lines += ["", f"## {section.title}", *table_lines(section.tables)]
+            lines += ["", f"## {cell_text(section.title)}", *table_lines(section.tables)]
         if section.id == outputs.ID:
             lines += differences(results, determinism.earliest(results))
     if results.skipped:

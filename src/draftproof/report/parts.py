@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from markupsafe import Markup
 
+from draftproof.comparison import Compared
 from draftproof.records import RunHeader
 from draftproof.results import RunResults
 
@@ -14,6 +17,8 @@ class Page(msgspec.Struct, frozen=True):
 
     results: RunResults
     header: RunHeader
+    compared: Compared | None = None
+    """The run against a baseline, where it was asked for."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +43,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     body: list[list[str]]
     names: int
     """Columns from the left that hold no figures."""
+    code: tuple[str, ...] = ()
+    """Titles of columns that hold code, shown as such."""
+    tone: Literal["", "bad", "gating", "informing"] = ""
+    """How the page sets the table off from others; never by colour alone."""
     figures: list[Figure] = []
     """Shown above the table, which is then folded where it is long."""
     legend: Markup = Markup("")

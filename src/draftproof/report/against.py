@@ -1,0 +1,204 @@
+"""The run against a baseline: held fields that differ, what moved, what could not be judged."""
+
+from __future__ import annotations
+
+import math
+
+from draftproof.comparison import Apart, Compared, Finding, number
+from draftproof.gate import RED
+from draftproof.quantities import PLAIN, SPECULATIVE, Quantity
+from draftproof.report import compared
+from draftproof.report.determinism import shorten
+from draftproof.report.parts import Page, Section, Table
+
+ID = "against"
+MOVES_SHOWN = 200
+"""Rows of a table; the most important come first, the rest is counted."""
+NAMED = 4
+"""Cells that one row names."""
+NAME_CHARS = 60
+VALUE_CHARS = 300
+HELD_NOTE = (
+    "What must be equal on both sides before figures are compared: machine, target, prompts, sampling, lengths, settings "
+    "of the engine. Versions and speculative settings are under test and may differ."
+)
+MOVES_NOTE = (
+    "Figures are geometric means over the prompt sets that both sides hold. Red: the change for the worse is larger "
+    "than its limit with p < 0.05 (one-sided, Holm over all tests). Arm: whose change it is. Beyond: how far the change "
+    "for the worse lies beyond the limit, in points; negative: within it."
+)
+MOVES_HEAD = [
+    "verdict",
+    "cell",
+    "gate",
+    "arm",
+    "before",
+    "now",
+    "change [95 %]",
+    "limit",
+    "beyond",
+    "p",
+    "sets",
+    "besides",
+]
+
+
+def section(page: Page) -> Section | None:
+    """None without a comparison."""
+    found = page.compared
+    if found is None:
+        return None
+    return Section(id=ID, title=f"Against {base_name(found)}", tables=tables(found))
+
+
+def tables(found: Compared) -> list[Table]:
+    """All that the comparison has something for; the table of what moved is always there, since it says the verdict."""
+    made = [unlike_table(found), moves_table(found), unjudged_table(found), under_test_table(found)]
+    return [table for table in made if table is not None]
+
+
+def base_name(found: Compared) -> str:
+    """What the run is compared with, in a few words."""
+    if found.same_run:
+        return "the other build"
+    if len(found.base) == 1:
+        return shorten(found.base[0], NAME_CHARS)
+    return f"{len(found.base)} earlier runs" if found.base else "a baseline"
+
+
+def sides(found: Compared) -> str:
+    """Which runs are on the two sides."""
+    if found.same_run:
+        return "Both builds ran in the same rotations."
+    of_base = [shorten(run, NAME_CHARS) for run in found.base]
+    more = f" and {len(of_base) - NAMED} more" if len(of_base) > NAMED else ""
+    return f"Before: {', '.join(of_base[:NAMED]) or 'no run'}{more}; now: {', '.join(found.new)}."
+
+
+def unlike_table(found: Compared) -> Table | None:
+    """Held fields that differ, both values."""
+    if not found.unlike:
+        return None
+    everywhere = any(not apart.places for apart in found.unlike)
+    what = "so that nothing is judged" if everywhere else "so that these cells are not judged"
+    return Table(
+        name="against-held",
+        title=f"Held fields differ, {what}",
+        note=HELD_NOTE,
+        head=["field", "before", "now", "cells"],
+        body=[
+            [*apart_row(apart), places_text(apart.places) if apart.places else "all"]
+            for apart in found.unlike[:MOVES_SHOWN]
+        ],
+        names=4,
+        tone="bad",
+    )
+
+
+def apart_row(apart: Apart) -> list[str]:
+    return [apart.field, shorten(apart.base, VALUE_CHARS), shorten(apart.new, VALUE_CHARS)]
+
+
+def moves_table(found: Compared) -> Table:
+    """A row for each gate that has figures."""
+    moved = [one for one in compared.ordered(found) if one.change is not None]
+    note = f"{capital(compared.headline(found))}. {sides(found)}"
+    if moved:
+        note += f" {MOVES_NOTE}"
+    if len(moved) > MOVES_SHOWN:
+        note += f" The first {MOVES_SHOWN} of {len(moved):,}; the rest is in summary.json."
+    note += "".join(f" Note: {text}." for text in found.notes)
+    return Table(
+        name="against-moves",
+        title="What moved",
+        note=note,
+        head=MOVES_HEAD,
+        body=[move_row(one) for one in moved[:MOVES_SHOWN]],
+        names=4,
+    )
+
+
+def move_row(one: Finding) -> list[str]:
+    quantity = quantity_of(one)
+    return [
+        one.verdict,
+        one.place,
+        f"{one.gate}: {quantity.noun}",
+        one.arm,
+        figure(one.base, quantity),
+        figure(one.new, quantity),
+        change_text(one),
+        "-" if one.limit is None else f"{100 * quantity.worse * one.limit:+.3g} %",
+        "-" if one.beyond is None else f"{100 * one.beyond:+.1f}",
+        "-" if one.p is None else f"{one.p:.2g}",
+        "-" if one.sets is None else str(one.sets),
+        one.why or "-",
+    ]
+
+
+def quantity_of(one: Finding) -> Quantity:
+    """What a finding's gate looks at: the end-to-end gate of no-SD has a figure of its own."""
+    return next(quantity for quantity in (*SPECULATIVE, *PLAIN) if quantity.metric == one.metric)
+
+
+def figure(value: float | None, quantity: Quantity) -> str:
+    return "-" if value is None else f"{number(value)} {quantity.unit}"
+
+
+def change_text(one: Finding) -> str:
+    """A change is never printed without its interval."""
+    if one.change is None or one.low is None or one.high is None:
+        return "-"
+    return f"{percent(one.change)} [{percent(one.low)}, {percent(one.high)}]"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:+.1f} %" if math.isfinite(value) else "unbounded"
+
+
+def unjudged_table(found: Compared) -> Table | None:
+    """Gates without figures, those of one reason together; failed ones first."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in compared.ordered(found):
+        if one.change is None:
+            reasons.setdefault((one.verdict, one.why or one.reason), []).append(one.place)
+    if not reasons:
+        return None
+    failed = sum(verdict in RED for verdict, _ in reasons)
+    note = "A gate that was not judged is neither green nor red."
+    if len(reasons) > MOVES_SHOWN:
+        note += f" The first {MOVES_SHOWN} of {len(reasons):,} reasons; the rest is in summary.json."
+    return Table(
+        name="against-unjudged",
+        title="Failed, or not judged" if failed else "Not judged",
+        note=note,
+        head=["verdict", "why", "gates", "cells"],
+        body=[
+            [verdict, why, str(len(places)), places_text(list(dict.fromkeys(places)))]
+            for (verdict, why), places in list(reasons.items())[:MOVES_SHOWN]
+        ],
+        names=4,
+    )
+
+
+def under_test_table(found: Compared) -> Table | None:
+    """What differs and may."""
+    if not found.under_test:
+        return None
+    return Table(
+        name="against-versions",
+        title="Under test, and not the same",
+        note="Of the newest run of each side; what the figures above may come from.",
+        head=["what", "before", "now"],
+        body=[apart_row(apart) for apart in found.under_test[:MOVES_SHOWN]],
+        names=3,
+    )
+
+
+def places_text(places: list[str]) -> str:
+    """Cells by name; of many the first ones, and how many there are besides."""
+    return ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
