@@ -133,19 +133,37 @@ def doctor(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare", metavar="BASE", help="Folder of an earlier run, or a baseline's file: what moved since then."
+        ),
+    ] = None,
     catalog: Catalogs = None,
 ) -> None:
-    """Render a run's report again from its records."""
+    """Render a run's report again from its records.
+
+    Whatever it shows, the exit status is 0, with --compare too: draftproof compare is what judges.
+    """
+    from draftproof import baselines
     from draftproof.catalog import load_catalog
+    from draftproof.comparison import compare as judge
     from draftproof.records import RunFolder
-    from draftproof.report import write_report
+    from draftproof.report import compared, write_report
     from draftproof.report.terminal import summary_lines
     from draftproof.results import analyse
+    from draftproof.snapshot import take
 
-    folder = RunFolder(run)
-    results = analyse(folder, load_catalog(*(catalog or [])).thresholds)
-    write_report(folder, results)
+    folder, entries = RunFolder(run), load_catalog(*(catalog or []))
+    results = analyse(folder, entries.thresholds)
+    found = None
+    if base is not None:
+        new = take(folder, results)
+        found = judge(baselines.others(base, new, entries), [new], entries.thresholds.get(new.hardware, []))
+    write_report(folder, results, found)
     for line in summary_lines(results, width=120):
+        typer.echo(line)
+    for line in compared.lines(found) if found is not None else []:
         typer.echo(line)
     typer.echo(f"report: {run / 'index.html'}")
 

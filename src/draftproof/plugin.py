@@ -443,14 +443,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state is None or config.getoption("collectonly"):
         return
     if state.folder is not None:
-        from draftproof.errors import DraftproofError
-        from draftproof.report import write_report
-
-        try:
-            write_report(state.folder, state.results or state.judge())
-        except DraftproofError as error:
-            config.stash[PROBLEM] = str(error)
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        write_session_report(session, state)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     ran = reporter is not None and any(reporter.stats.get(key) for key in ("passed", "failed", "error", "xfailed"))
     if config.getoption("--sd-require-hardware") and not ran:
@@ -458,6 +451,27 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if os.environ.get(JOB_SUMMARY):
         write_job_summary(config, state, Path(os.environ[JOB_SUMMARY]))
+
+
+def write_session_report(session: pytest.Session, state: Session) -> None:
+    """With the run against its baseline or other build; without, where that cannot be said: then why is told."""
+    from draftproof.errors import DraftproofError
+    from draftproof.report import write_report
+
+    assert state.folder is not None
+    problems, found = [], None
+    try:
+        results = state.results or state.judge()
+        try:
+            found = state.compared() if state.compares else None
+        except DraftproofError as error:
+            problems.append(str(error))
+        write_report(state.folder, results, found)
+    except DraftproofError as error:
+        problems.append(str(error))
+    if problems:
+        session.config.stash[PROBLEM] = "\n".join(problems)
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None:

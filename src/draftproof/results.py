@@ -23,6 +23,7 @@ from draftproof.determinism import (
     near_tie_excesses,
 )
 from draftproof.gate import Excess, Judgement
+from draftproof.limits import Judged, Limits, applicable
 from draftproof.noisefloor import UnitFloor, unit_floors
 from draftproof.plan import AA
 from draftproof.records import (
@@ -32,6 +33,7 @@ from draftproof.records import (
     NoiseLine,
     Output,
     RunFolder,
+    SessionLine,
     UnitKey,
 )
 from draftproof.runview import Placed, View
@@ -115,6 +117,9 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     """Speedups over batch sizes, where a variant has several."""
     anatomies: Anatomies = Anatomies()
     """Where drafts were accepted and rejected."""
+    sessions: list[SessionLine] = []
+    limits: Limits = Limits()
+    """The thresholds that the cells are held against."""
 
 
 def analyse(
@@ -164,6 +169,10 @@ def analyse(
         notes=notes,
         decays=decays(cells),
         anatomies=anatomies(view, places, folder.prompts()),
+        sessions=data.sessions,
+        limits=applicable(
+            [Judged(place.cell, place.speculative) for place in places], thresholds, data.header.study.hardware
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from draftproof.quantities import PLAIN, SPECULATIVE, Quantity
 from draftproof.report import compared
 from draftproof.report.determinism import shorten
 from draftproof.report.parts import Page, Section, Table
+from draftproof.report.words import capital, some
 
 ID = "against"
 MOVES_SHOWN = 200
@@ -19,13 +20,13 @@ NAMED = 4
 NAME_CHARS = 60
 VALUE_CHARS = 300
 HELD_NOTE = (
-    "What must be equal on both sides before figures are compared: machine, target, prompts, sampling, lengths, settings "
-    "of the engine. Versions and speculative settings are under test and may differ."
+    "What must be equal on both sides before figures are compared: machine, target, prompts, sampling, lengths, "
+    "settings of the engine. Versions and speculative settings are under test and may differ."
 )
 MOVES_NOTE = (
     "Figures are geometric means over the prompt sets that both sides hold. Red: the change for the worse is larger "
-    "than its limit with p < 0.05 (one-sided, Holm over all tests). Arm: whose change it is. Beyond: how far the change "
-    "for the worse lies beyond the limit, in points; negative: within it."
+    "than its limit with p < 0.05 (one-sided, Holm over all tests). Arm: whose change it is. Beyond: how far the "
+    "change for the worse lies beyond the limit, in points; negative: within it."
 )
 MOVES_HEAD = [
     "verdict",
@@ -70,9 +71,8 @@ def sides(found: Compared) -> str:
     """Which runs are on the two sides."""
     if found.same_run:
         return "Both builds ran in the same rotations."
-    of_base = [shorten(run, NAME_CHARS) for run in found.base]
-    more = f" and {len(of_base) - NAMED} more" if len(of_base) > NAMED else ""
-    return f"Before: {', '.join(of_base[:NAMED]) or 'no run'}{more}; now: {', '.join(found.new)}."
+    before, now = ([shorten(run, NAME_CHARS) for run in runs] for runs in (found.base, found.new))
+    return f"Before: {some(before, NAMED) or 'no run'}; now: {some(now, NAMED)}."
 
 
 def unlike_table(found: Compared) -> Table | None:
@@ -87,7 +87,7 @@ def unlike_table(found: Compared) -> Table | None:
         note=HELD_NOTE,
         head=["field", "before", "now", "cells"],
         body=[
-            [*apart_row(apart), places_text(apart.places) if apart.places else "all"]
+            [*apart_row(apart), some(apart.places, NAMED) if apart.places else "all"]
             for apart in found.unlike[:MOVES_SHOWN]
         ],
         names=4,
@@ -174,7 +174,7 @@ def unjudged_table(found: Compared) -> Table | None:
         note=note,
         head=["verdict", "why", "gates", "cells"],
         body=[
-            [verdict, why, str(len(places)), places_text(list(dict.fromkeys(places)))]
+            [verdict, why, str(len(places)), some(list(dict.fromkeys(places)), NAMED)]
             for (verdict, why), places in list(reasons.items())[:MOVES_SHOWN]
         ],
         names=4,
@@ -193,12 +193,3 @@ def under_test_table(found: Compared) -> Table | None:
         body=[apart_row(apart) for apart in found.under_test[:MOVES_SHOWN]],
         names=3,
     )
-
-
-def places_text(places: list[str]) -> str:
-    """Cells by name; of many the first ones, and how many there are besides."""
-    return ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -11,6 +11,7 @@ from draftproof.analysis.stats import Ratio
 from draftproof.errors import scrub
 from draftproof.gate import RED, Judgement
 from draftproof.report import speed, view
+from draftproof.report.commands import OUTPUTS_TEST, RECORDS_TEST, SPEEDUP_TEST
 from draftproof.report.determinism import shorten
 from draftproof.report.markdown import cell_text, code_span, table, table_lines
 from draftproof.results import CellResult, RunResults
@@ -19,10 +20,6 @@ MOST_BYTES = 1024 * 1024 - 1
 """GitHub drops a step's summary of more than 1 MiB (its documentation of workflow commands)."""
 REASON_CHARS = 600
 CUT = "\n**Cut here**: GitHub shows less than 1 MiB. The whole report is in the run's folder.\n"
-
-SPEEDUP_TEST = "tests_perf/test_throughput.py::test_speedup"
-OUTPUTS_TEST = "tests_determinism/test_outputs.py::test_same_outputs_as_no_sd"
-RECORDS_TEST = "tests_perf/test_throughput.py::test_records_are_sound"
 
 
 def properties(cell: CellResult) -> list[tuple[str, str | float]]:

@@ -8,6 +8,7 @@ import msgspec
 
 from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
 from draftproof.gate import GREEN, RED, Verdict
+from draftproof.report.words import some
 
 SENTENCES = {GREEN_EXIT: "green", RED_EXIT: "red"}
 NAMED = 12
@@ -21,11 +22,10 @@ def headline(found: Compared) -> str:
     better = [one for one in found.findings if one.verdict == "IMPROVED"]
     against = "the other build in the same rotations" if found.same_run else f"{len(found.base)} run(s)"
     parts = []
-    for title, some in (("red", red), ("better", better)):
-        if some:
-            names = list(dict.fromkeys(f"{one.place} ({one.gate})" for one in some))
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            parts.append(f"{title}: {', '.join(names[:NAMED])}{more}")
+    for title, ones in (("red", red), ("better", better)):
+        if ones:
+            names = list(dict.fromkeys(f"{one.place} ({one.gate})" for one in ones))
+            parts.append(f"{title}: {some(names, NAMED)}")
     if not_judged:
         parts.append(f"{len(not_judged)} of {len(found.findings)} gates not judged")
     told = "; ".join(parts) or "nothing moved beyond its limit"

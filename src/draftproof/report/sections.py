@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from draftproof.report import anatomy, cells, intervals, meaning, outputs, simple, speed, stages, surroundings
+from draftproof.report import (
+    against,
+    anatomy,
+    cells,
+    intervals,
+    limits,
+    meaning,
+    outputs,
+    simple,
+    speed,
+    stages,
+    surroundings,
+)
 from draftproof.report.parts import Page, Section
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     cells.section,
     intervals.section,
     cells.failures_section,
+    against.section,
     simple.builds,
     speed.section,
     anatomy.section,
@@ -19,6 +32,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     simple.positions,
     simple.not_run,
     simple.notes,
+    limits.section,
     meaning.section,
     surroundings.section,
 )

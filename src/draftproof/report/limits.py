@@ -1,0 +1,164 @@
+"""Every threshold that the run's cells are held against, and how far they lie from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from draftproof.distances import STATES, Distance, Seen, State, distance, seen
+from draftproof.limits import Applied, Judged, concerned
+from draftproof.report import view
+from draftproof.report.parts import Page, Section, Table
+from draftproof.report.words import some
+from draftproof.results import CellResult, RunResults
+from draftproof.spec import Threshold
+
+NAMED = 3
+"""Names that a selector of a row is told with; the rest are counted."""
+LIMITED: dict[str, tuple[str, str]] = {
+    "speedup": ("speedup, at least", "x"),
+    "paper_speedup": ("speedup by the paper's estimator, at least", "x"),
+    "divergence_gap_nats": ("gap of a tie, at most", "nats"),
+    "noise_width_nats": ("measured width of a tie, at most", "nats"),
+    "divergent_share": ("share of divergent requests, at most", ""),
+    "inconclusive_share": ("share of inconclusive requests, at most", ""),
+    "near_tie_ratio": ("ties over the control's, at most", "x"),
+    "waiting_share": ("share of time without a CPU, at most", ""),
+    "pairs": ("prompt sets in common with the baseline, at least", ""),
+    "acceptance_drop": ("drop of the acceptance length, at most", "%"),
+    "system_cost_rise": ("rise of a step's seconds over no-SD's, at most", "%"),
+    "speedup_drop": ("drop of the speedup, at most", "%"),
+    "throughput_drop": ("drop of no-SD's throughput, at most", "%"),
+}
+"""Metric of a row -> what it limits, and the unit of its limit."""
+HEAD = ["", "what is limited", "limit", "worst cell", "its distance", "cells", "estimator", "source"]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A row and its cells, the worst one first in mind."""
+
+    applied: Applied
+    worst: CellResult | None
+    """None where nothing was measured."""
+    nearest: Distance
+    counts: dict[State, int]
+
+
+def section(page: Page) -> Section | None:
+    """None for results from before the limits were kept with them."""
+    limits = page.results.limits
+    if not limits.rows and not limits.others:
+        return None
+    held = held_rows(page.results, seen(page.results.noise, page.compared))
+    made = [
+        table_of(page, [one for one in held if one.applied.row.gating == gating], gating=gating)
+        for gating in (True, False)
+    ]
+    tables = [table for table in made if table is not None]
+    if not tables:
+        tables = [Table(name="limits-none", title="None", note=others_text(page), head=HEAD, body=[], names=len(HEAD))]
+    return Section(id="limits", title="Limits", tables=tables)
+
+
+def held_rows(results: RunResults, beside: Seen) -> list[Held]:
+    """Rows in the order of what matters: those that some cell does not meet, then not judged, met, not measured."""
+    cells = results.cells
+    rows = results.limits.rows
+    judged = [Judged(cell.cell, cell.arm != cell.base_arm) for cell in cells]
+    made = [
+        held_of(rows[index], [cells[number] for number in numbers], beside)
+        for index, numbers in sorted(concerned(rows, judged).items())
+    ]
+    return sorted(made, key=lambda one: STATES.index(one.nearest.state))
+
+
+def held_of(applied: Applied, cells: Sequence[CellResult], beside: Seen) -> Held:
+    counts: dict[State, int] = dict.fromkeys(STATES, 0)
+    worst: CellResult | None = None
+    nearest = Distance(state="not measured")
+    for cell in cells:
+        found = distance(applied.row, cell, beside)
+        counts[found.state] += 1
+        if found.order < nearest.order:
+            worst, nearest = cell, found
+    return Held(applied=applied, worst=worst, nearest=nearest, counts=counts)
+
+
+def table_of(page: Page, held: list[Held], *, gating: bool) -> Table | None:
+    """The limits that decide, or those that only inform."""
+    if not held:
+        return None
+    unmet = sum(one.counts["not met"] > 0 for one in held)
+    state = f"{unmet} not met" if unmet else "none is missed"
+    if gating:
+        note = "A cell that does not meet one is red, or not judged where the limit says so. "
+    else:
+        note = "Shown beside the figures; no verdict follows from them. "
+    note += "Rows that a cell does not meet come first; the distance is in the limit's own unit."
+    if any(one.nearest.state == "not measured" for one in held):
+        note += " Not measured: what this run has no figure for; limits on a change need a baseline (--compare BASE)."
+    several = len({one.hardware for one in page.results.limits.rows}) > 1
+    return Table(
+        name="limits-gating" if gating else "limits-informing",
+        title=f"■ Gating: {len(held)}, {state}" if gating else f"□ Informing only: {len(held)}, {state}",
+        note=f"{note} {others_text(page)}".strip(),
+        head=HEAD,
+        body=[row_of(page.results, one, several=several) for one in held],
+        names=len(HEAD),
+        tone="gating" if gating else "informing",
+    )
+
+
+def row_of(results: RunResults, held: Held, *, several: bool) -> list[str]:
+    row = held.applied.row
+    what = limited_text(row) + (f" ({held.applied.hardware})" if several else "")
+    return [
+        held.nearest.state,
+        what,
+        limit_text(row),
+        view.label(results, held.worst) if held.worst else "-",
+        held.nearest.text or "-",
+        ", ".join(f"{count} {state}" for state, count in held.counts.items() if count),
+        row.estimator,
+        row.source + (f"; {row.reason}" if row.reason else ""),
+    ]
+
+
+def limited_text(row: Threshold) -> str:
+    """What a row limits, and which cells it selects."""
+    what, _ = LIMITED.get(row.metric, (row.metric, ""))
+    selected = [
+        f"{kind} {some(names, NAMED)}"
+        for kind, names in (
+            ("B", row.batch_sizes),
+            ("variants", row.variants),
+            ("workloads", row.workloads),
+            ("targets", row.targets),
+            ("studies", row.studies),
+        )
+        if names
+    ]
+    if row.claims_speedup is not None:
+        selected.append("cells that claim a speedup" if row.claims_speedup else "cells that claim no speedup")
+    return what + (f" ({'; '.join(selected)})" if selected else "")
+
+
+def limit_text(row: Threshold) -> str:
+    """With unit, tolerance and the absolute part."""
+    _, unit = LIMITED.get(row.metric, ("", ""))
+    told = f"{100 * row.limit:g} %" if unit == "%" else f"{row.limit:g} {unit}".strip()
+    if row.tolerance:
+        told += f" less {100 * row.tolerance:g} %"
+    if row.absolute is not None:
+        told += f", and more than {row.absolute:g} in all"
+    return told
+
+
+def others_text(page: Page) -> str:
+    others = page.results.limits.others
+    if not others:
+        return ""
+    if others == 1:
+        return "1 further limit of this hardware concerns no cell of the run."
+    return f"{others} further limits of this hardware concern no cell of the run."
