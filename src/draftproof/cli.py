@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -149,8 +151,8 @@ def report(
     from draftproof.catalog import load_catalog
     from draftproof.comparison import compare as judge
     from draftproof.records import RunFolder
-    from draftproof.report import compared, write_report
-    from draftproof.report.terminal import summary_lines
+    from draftproof.report import write_report
+    from draftproof.report.terminal import comparison_lines, summary_lines
     from draftproof.results import analyse
     from draftproof.snapshot import take
 
@@ -161,9 +163,12 @@ def report(
         new = take(folder, results)
         found = judge(baselines.others(base, new, entries), [new], entries.thresholds.get(new.hardware, []))
     write_report(folder, results, found)
-    for line in summary_lines(results, width=120):
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if terminal else 120
+    for line in summary_lines(results, width, terminal=terminal, colour=colour):
         typer.echo(line)
-    for line in compared.lines(found) if found is not None else []:
+    for line in comparison_lines(found, colour=colour) if found is not None else []:
         typer.echo(line)
     typer.echo(f"report: {run / 'index.html'}")
 

@@ -123,6 +123,7 @@ def sd_session(config: pytest.Config) -> Session:
                     python=option("--sd-python"),
                     base_python=option("--sd-base-python"),
                     baseline=Path(option("--sd-baseline")) if option("--sd-baseline") else None,
+                    gate=option("--sd-gate"),
                     report_dir=Path(option("--sd-report-dir") or root / "reports"),
                     run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
                     fresh=option("--sd-fresh"),
@@ -486,7 +487,14 @@ def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None
     problem = config.stash.get(PROBLEM, "")
 
     def render(most_bytes: int) -> str:
-        return job_summary(state.results, failed, state.test_command, problem=problem, most_bytes=most_bytes)
+        return job_summary(
+            state.results,
+            failed,
+            state.test_command,
+            problem=problem,
+            compared=state.against,
+            most_bytes=most_bytes,
+        )
 
     try:
         append(path, render)
@@ -504,15 +512,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(config.stash[PROBLEM])
     if state.results is None or not state.results.cells:
         return
-    from draftproof.report.terminal import summary_lines
+    from draftproof.report.terminal import comparison_lines, summary_lines
 
     terminalreporter.section(f"draftproof: {state.results.title}", sep="=")
-    for line in summary_lines(state.results, width=terminalreporter._tw.fullwidth):
+    writer = terminalreporter._tw  # it has read NO_COLOR, FORCE_COLOR, PY_COLORS and --color
+    colour, terminal = writer.hasmarkup, terminalreporter.isatty
+    for line in summary_lines(state.results, writer.fullwidth, terminal=terminal, colour=colour):
         terminalreporter.line(line)
     if state.against is not None:
-        from draftproof.report import compared
-
-        for line in compared.lines(state.against):
+        for line in comparison_lines(state.against, colour=colour):
             terminalreporter.line(line)
     if state.folder is not None:
         terminalreporter.line(f"report: {state.folder.path / 'index.html'}")

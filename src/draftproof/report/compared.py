@@ -56,8 +56,13 @@ def rank(verdict: Verdict) -> int:
 
 def lines(found: Compared) -> list[str]:
     """Plain text, one gate a line."""
-    told = [f"{one.verdict:12} {one.place}, {one.gate} [{one.arm}]: {one.reason}" for one in ordered(found)]
+    told = [f"{one.verdict:12} {line(one)}" for one in ordered(found)]
     return [*told, *[f"note: {note}" for note in found.notes], headline(found)]
+
+
+def line(one: Finding) -> str:
+    """A gate without its verdict."""
+    return f"{one.place}, {one.gate} [{one.arm}]: {one.reason}"
 
 
 def markdown_lines(found: Compared) -> list[str]:

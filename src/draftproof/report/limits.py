@@ -32,7 +32,7 @@ LIMITED: dict[str, tuple[str, str]] = {
     "throughput_drop": ("drop of no-SD's throughput, at most", "%"),
 }
 """Metric of a row -> what it limits, and the unit of its limit."""
-HEAD = ["", "what is limited", "limit", "worst cell", "its distance", "cells", "estimator", "source"]
+HEAD = ["state", "what is limited", "limit", "worst cell", "its distance", "cells", "estimator", "source"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
