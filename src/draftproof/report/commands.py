@@ -27,6 +27,8 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def quoted(word: str) -> str:
+    if word == "~":
+        return word
     if word.startswith("~/"):
         return "~/" + (shlex.quote(word[2:]) if word[2:] else "")
     option, equals, value = word.partition("=")
