@@ -141,6 +141,17 @@ def test_commands_are_code() -> None:
     assert "`pytest tests_perf -k 'a_b[c]*'`" in render_markdown(results, header())
 
 
+def test_markdown_names_no_home_folder() -> None:
+    """As the page does not: records hold none, but for what slipped in."""
+    where = "/home/alice/vllm/x.py, /Users/alice/y.py and /root/z.py"
+    results = run(broken(reason=where), notes=[where], skipped={"a": where}, sessions=[session("pytest", where)])
+    text = render_markdown(results, header())
+    assert "alice" not in text
+    assert "/root" not in text
+    assert "\\~" not in text
+    assert "~/vllm/x.py" in text
+
+
 def test_a_run_without_sessions_or_cells_still_says_what_it_ran_in() -> None:
     for results in (run(arms=[]), run(cell()), run(reference())):
         found = read_page(results)

@@ -9,7 +9,6 @@ import msgspec
 
 from draftproof.analysis.stats import Ratio
 from draftproof.comparison import Compared
-from draftproof.errors import scrub
 from draftproof.gate import RED, Judgement
 from draftproof.report import against, speed, view
 from draftproof.report.commands import OUTPUTS_TEST, RECORDS_TEST, SPEEDUP_TEST, homeless
@@ -96,7 +95,7 @@ def job_summary(
     """
     lines = [f"# draftproof: {cell_text(results.title if results else 'no run')}", ""]
     if problem:
-        lines += [f"**{cell_text(shorten(scrub(problem), REASON_CHARS))}**", ""]
+        lines += [f"**{cell_text(shorten(homeless(problem), REASON_CHARS))}**", ""]
     if results is not None:
         lines += [cell_text(view.headline(results)), "", cell_text(view.environment_line(results)), ""]
         if not results.finished:
@@ -107,7 +106,7 @@ def job_summary(
     if failed:
         lines += [f"## Failing: {len(failed)}", ""]
     for test in failed:
-        lines.append(f"- **{cell_text(test.test)}**: {cell_text(shorten(scrub(test.reason), REASON_CHARS))}")
+        lines.append(f"- **{cell_text(test.test)}**: {cell_text(shorten(homeless(test.reason), REASON_CHARS))}")
         lines.append(f"  - again: {code_span(homeless(command(test.test)))}")
     if results is not None and results.cells:
         ids = {test.test.rpartition("[")[2].removesuffix("]") for test in failed}

@@ -11,12 +11,18 @@ from draftproof.report import determinism, outputs, view
 from draftproof.report.determinism import Earliest
 from draftproof.report.parts import Page, Table
 from draftproof.report.sections import sections
+from draftproof.report.untrusted import HOME
 from draftproof.results import RunResults
+
+
+def printable(text: str) -> str:
+    """Without what cannot be seen, and without anybody's home folder."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in HOME.sub("~", text))
 
 
 def cell_text(text: str) -> str:
     """Model output is untrusted: no table, link, HTML or control character may come of it."""
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = printable(text)
     for char in "\\`|[]<>*":
         shown = shown.replace(char, "\\" + char)
     return shown.replace("&", "&amp;")
@@ -24,7 +30,7 @@ def cell_text(text: str) -> str:
 
 def code_span(text: str) -> str:
     """Text that neither begins nor ends with a backtick: no mention and no bare address becomes a link in it."""
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = printable(text)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     return fence + shown + fence
 
