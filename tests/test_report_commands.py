@@ -144,7 +144,7 @@ def test_commands_are_code() -> None:
 def test_markdown_names_no_home_folder() -> None:
     """As the page does not: records hold none, but for what slipped in."""
     where = "/home/alice/vllm/x.py, /Users/alice/y.py and /root/z.py"
-    results = run(broken(reason=where), notes=[where], skipped={"a": where}, sessions=[session("pytest", where)])
+    results = run(cell(reason=where), notes=[where], skipped={"a": where}, sessions=[session("pytest", where)])
     text = render_markdown(results, header())
     assert "alice" not in text
     assert "/root" not in text
