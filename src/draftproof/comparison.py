@@ -69,9 +69,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     mean: str = ""
     """`mean_place` of the variant, where this cell is part of that figure."""
     metric: str = ""
-    """Of the limit's row, and of the `Quantity` that the figures are of."""
+    """Of the limit's row."""
+    noun: str = ""
+    """What the figures are, and their unit."""
+    unit: str = ""
     limit: float | None = None
-    """Relative, as its row of the thresholds says it."""
+    """The relative change that is too much: -0.05 where a drop of 5 % is, 0.05 where a rise is."""
     beyond: float | None = None
     """Of the change for the worse: how far it lies beyond the limit, relative too; negative: within."""
     sets: int | None = None
@@ -385,7 +388,9 @@ def finding(tested: Tested, bound: float, worse: float, better: float, everythin
         reason="; ".join([told, *beside]),
         mean=mean_place(tested.series.target, tested.series.variant),
         metric=quantity.metric,
-        limit=tested.limit.limit,
+        noun=quantity.noun,
+        unit=quantity.unit,
+        limit=quantity.worse * tested.limit.limit,
         beyond=quantity.worse * change - tested.limit.limit,
         sets=found.sets,
         why="; ".join(beside),
@@ -414,6 +419,8 @@ def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str, 
         p=None,
         reason=reason,
         metric=quantity.metric,
+        noun=quantity.noun,
+        unit=quantity.unit,
         sets=sets,
         why=reason,
     )

@@ -16,6 +16,7 @@ from draftproof.analysis.stats import Ratio
 from draftproof.comparison import Compared, Finding
 from draftproof.gate import BY_PAPER, RED, SIGNIFICANCE, Verdict, show
 from draftproof.limits import OF_CHANGES
+from draftproof.movers import mean_place
 from draftproof.records import NoiseLine
 from draftproof.results import CellResult
 from draftproof.spec import Threshold
@@ -162,15 +163,22 @@ def of_sets(row: Threshold, cell: CellResult, beside: Seen) -> Distance:
 
 
 def of_change(row: Threshold, cell: CellResult, beside: Seen) -> Distance:
-    """A gate against the baseline."""
-    found = next((one for one in findings_of(cell, beside) if one.metric == row.metric), None)
-    if found is None:
-        return UNKNOWN
+    """The nearest gate of that limit: the cell's own, or its variant's mean where only that is judged."""
+    own = [one for one in findings_of(cell, beside) if one.metric == row.metric]
+    mean = beside.findings.get(mean_place(cell.cell.target, cell.cell.variant), []) if cell.build == "new" else []
+    found = own or [one for one in mean if one.metric == row.metric]
+    return min((of_finding(one, several=len(found) > 1) for one in found), key=lambda one: one.order, default=UNKNOWN)
+
+
+def of_finding(found: Finding, *, several: bool) -> Distance:
+    """`several`: one limit holds for several gates, so that the gate must be named."""
+    gate = f"{found.gate}: " if several else ""
     if found.change is None or found.low is None or found.high is None or found.beyond is None:
-        return Distance(state="not met" if found.verdict in RED else "not judged", text=found.why or found.reason)
+        why = found.why or found.reason
+        return Distance(state="not met" if found.verdict in RED else "not judged", text=gate + why)
     changed = f"{100 * found.change:+.1f} % [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
     state: State = "not met" if found.verdict in RED else "not judged" if found.verdict in NOT_JUDGED else "met"
-    text = f"{changed}, {side(-100 * found.beyond, '{:.1f} points')}"
+    text = f"{gate}{changed}, {side(-100 * found.beyond, '{:.1f} points')}"
     return Distance(state=state, room=-found.beyond, text=text)
 
 

@@ -13,7 +13,7 @@ from draftproof.spec import Cell, Threshold
 OF_ALL = frozenset({"pairs", "waiting_share"})
 OF_NO_SD = frozenset({"throughput_drop"})
 """Metrics that say nothing of a cell with speculation."""
-OF_RATIOS = frozenset({"acceptance_drop", "system_cost_rise", "speedup_drop"})
+OF_RATIOS = frozenset({"acceptance_drop", "system_cost_rise", "stage_rise", "speedup_drop"})
 OF_SPECULATION = frozenset({*TOLD, *NEEDED, "noise_width_nats"}) | OF_RATIOS
 """Metrics that say nothing of no-SD's own cells."""
 OF_CHANGES = OF_NO_SD | OF_RATIOS

@@ -6,7 +6,6 @@ import math
 
 from draftproof.comparison import Apart, Compared, Finding, number
 from draftproof.gate import RED
-from draftproof.quantities import PLAIN, SPECULATIVE, Quantity
 from draftproof.report import compared
 from draftproof.report.determinism import shorten
 from draftproof.report.parts import Page, Section, Table
@@ -119,30 +118,19 @@ def moves_table(found: Compared) -> Table:
 
 
 def move_row(one: Finding) -> list[str]:
-    quantity = quantity_of(one)
     return [
         one.verdict,
         one.place,
-        f"{one.gate}: {quantity.noun}",
+        f"{one.gate}: {one.noun}",
         one.arm,
-        figure(one.base, quantity),
-        figure(one.new, quantity),
+        *["-" if value is None else f"{number(value)} {one.unit}" for value in (one.base, one.new)],
         change_text(one),
-        "-" if one.limit is None else f"{100 * quantity.worse * one.limit:+.3g} %",
+        "-" if one.limit is None else f"{100 * one.limit:+.3g} %",
         "-" if one.beyond is None else f"{100 * one.beyond:+.1f}",
         "-" if one.p is None else f"{one.p:.2g}",
         "-" if one.sets is None else str(one.sets),
         one.why or "-",
     ]
-
-
-def quantity_of(one: Finding) -> Quantity:
-    """What a finding's gate looks at: the end-to-end gate of no-SD has a figure of its own."""
-    return next(quantity for quantity in (*SPECULATIVE, *PLAIN) if quantity.metric == one.metric)
-
-
-def figure(value: float | None, quantity: Quantity) -> str:
-    return "-" if value is None else f"{number(value)} {quantity.unit}"
 
 
 def change_text(one: Finding) -> str:

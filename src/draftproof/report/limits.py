@@ -28,6 +28,7 @@ LIMITED: dict[str, tuple[str, str]] = {
     "pairs": ("prompt sets in common with the baseline, at least", ""),
     "acceptance_drop": ("drop of the acceptance length, at most", "%"),
     "system_cost_rise": ("rise of a step's seconds over no-SD's, at most", "%"),
+    "stage_rise": ("rise of a stage's seconds over a step of no-SD, at most", "%"),
     "speedup_drop": ("drop of the speedup, at most", "%"),
     "throughput_drop": ("drop of no-SD's throughput, at most", "%"),
 }
