@@ -286,6 +286,7 @@ def test_what_is_not_met_comes_first() -> None:
     rows = [row("near_tie_ratio"), row("divergent_share", 0.0), row("waiting_share", 0.1), row(limit=1.0)]
     cells = [SLOW, cell(verdict="UNSTABLE", waiting=0.4)]
     (table,) = tables(with_rows(*rows, cells=cells))
+    assert table.title == "■ Gating, 4 limits: 2 not met, 1 met, 1 not measured"
     states = [line["state"] for line in rows_of(table)]
     assert states == ["not met", "not met", "met", "not measured"]
     assert [STATES.index(state) for state in states] == sorted(STATES.index(state) for state in states)
@@ -295,8 +296,8 @@ def test_gating_and_informing_limits_look_different_without_colour() -> None:
     """Tables of their own, titles that say it, a filled and a hollow square, a solid and a dashed edge."""
     results = with_rows(row(), row("paper_speedup", 1.2, gating=False), cells=[cell(paper_ratio=ratio())])
     gating, informing = tables(results)
-    assert (gating.title, gating.tone) == ("■ Gating: 1, none is missed", "gating")
-    assert (informing.title, informing.tone) == ("□ Informing only: 1, none is missed", "informing")
+    assert (gating.title, gating.tone) == ("■ Gating, 1 limit: 1 met", "gating")
+    assert (informing.title, informing.tone) == ("□ Informing only, 1 limit: 1 met", "informing")
     text = render_html(results, header())
     assert '<table class="gating">' in text
     assert '<table class="informing">' in text

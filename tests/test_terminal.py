@@ -15,6 +15,7 @@ from draftproof.report import view
 from draftproof.report.compared import lines as compare_lines
 from draftproof.report.templates import VERDICTS
 from draftproof.report.terminal import GATES_SHOWN, STYLES, comparison_lines, summary_lines
+from draftproof.snapshot import Snapshot
 from tests.reporting import HOSTILE, broken, cell, ratio, reference, run
 from tests.snapshots import NGRAM, Arm, make_limits, make_run, make_series, make_snapshot
 
@@ -114,12 +115,11 @@ def test_a_comparison_is_told_as_the_command_tells_it() -> None:
 def test_of_many_gates_the_most_important_are_told() -> None:
     """Red ones first: those of a run of many cells would scroll away."""
 
-    def many(luck: str, last: Arm) -> list[object]:
+    def many(luck: str, last: Arm) -> list[Snapshot]:
         cells = [make_series(NGRAM, luck=luck, variant=f"v{n}", workload=f"w{n}") for n in range(40)]
         return [make_snapshot(luck, [*cells, make_series(last, luck=luck)])]
 
-    base, new = many("base", NGRAM), many("new", Arm(step_s=0.02, length=2.0))
-    found = compare(base, new, make_limits())  # type: ignore[arg-type]
+    found = compare(many("base", NGRAM), many("new", Arm(step_s=0.02, length=2.0)), make_limits())
     lines = comparison_lines(found)
     assert len(found.findings) == 3 * 41
     assert lines[0].startswith("REGRESSED    t-ngram-w-b2, system [ngram]")

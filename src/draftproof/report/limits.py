@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -90,19 +91,20 @@ def table_of(page: Page, held: list[Held], *, gating: bool) -> Table | None:
     """The limits that decide, or those that only inform."""
     if not held:
         return None
-    unmet = sum(one.counts["not met"] > 0 for one in held)
-    state = f"{unmet} not met" if unmet else "none is missed"
+    rows = f"{len(held)} limit{'s' if len(held) > 1 else ''}: {counted(Counter(one.nearest.state for one in held))}"
     if gating:
         note = "A cell that does not meet one is red, or not judged where the limit says so. "
     else:
         note = "Shown beside the figures; no verdict follows from them. "
-    note += "Rows that a cell does not meet come first; the distance is in the limit's own unit."
+    note += (
+        "State: that of the worst cell; limits that some cell does not meet come first. Distances: in the limit's unit."
+    )
     if any(one.nearest.state == "not measured" for one in held):
         note += " Not measured: what this run has no figure for; limits on a change need a baseline (--compare BASE)."
     several = len({one.hardware for one in page.results.limits.rows}) > 1
     return Table(
         name="limits-gating" if gating else "limits-informing",
-        title=f"■ Gating: {len(held)}, {state}" if gating else f"□ Informing only: {len(held)}, {state}",
+        title=f"■ Gating, {rows}" if gating else f"□ Informing only, {rows}",
         note=f"{note} {others_text(page)}".strip(),
         head=HEAD,
         body=[row_of(page.results, one, several=several) for one in held],
@@ -120,10 +122,15 @@ def row_of(results: RunResults, held: Held, *, several: bool) -> list[str]:
         limit_text(row),
         view.label(results, held.worst) if held.worst else "-",
         held.nearest.text or "-",
-        ", ".join(f"{count} {state}" for state, count in held.counts.items() if count),
+        counted(held.counts),
         row.estimator,
         row.source + (f"; {row.reason}" if row.reason else ""),
     ]
+
+
+def counted(states: Mapping[State, int]) -> str:
+    """How many of each, the worst first."""
+    return ", ".join(f"{states[state]:,} {state}" for state in STATES if states.get(state))
 
 
 def limited_text(row: Threshold) -> str:
