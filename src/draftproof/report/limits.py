@@ -96,9 +96,7 @@ def table_of(page: Page, held: list[Held], *, gating: bool) -> Table | None:
         note = "A cell that does not meet one is red, or not judged where the limit says so. "
     else:
         note = "Shown beside the figures; no verdict follows from them. "
-    note += (
-        "State: that of the worst cell; limits that some cell does not meet come first. Distances: in the limit's unit."
-    )
+    note += "State: that of the worst cell; limits that some cell does not meet come first. Distances in its own unit."
     if any(one.nearest.state == "not measured" for one in held):
         note += " Not measured: what this run has no figure for; limits on a change need a baseline (--compare BASE)."
     several = len({one.hardware for one in page.results.limits.rows}) > 1
