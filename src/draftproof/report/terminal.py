@@ -23,6 +23,8 @@ WHOLE_WIDTH = 140
 """What the whole table takes; where nobody looks at it on a terminal, lines may be longer than that one."""
 UNLIMITED = 1_000_000
 """Columns of a line that the terminal itself may wrap."""
+HEIGHT = 25
+"""Of no meaning to a table, but without one rich takes 80 columns where ``TERM`` is dumb."""
 GATES_SHOWN = 60
 DROPPED = ("floor", "tokens_per_step", "tokens_per_s", "identical_share", "acceptance_length")
 """Metrics in the order in which they leave a table that is too wide for the terminal."""
@@ -97,6 +99,7 @@ def printed(what: Table | Text, width: int, *, colour: bool) -> list[str]:
     Console(
         file=stream,
         width=width,
+        height=HEIGHT,
         force_terminal=colour,
         no_color=not colour,
         color_system="standard" if colour else None,
