@@ -173,6 +173,17 @@ def test_gates_without_figures_stand_together_by_reason() -> None:
     assert unjudged.body == [["FAILED", "it fell", "1", "c"], ["NO_BASELINE", "nothing there", "3", "a, b"]]
 
 
+def test_what_is_too_little_to_judge_is_in_the_table_all_the_same() -> None:
+    """With its interval; no p-value, since nothing was tested."""
+    of = found(make_run(sets=3), make_run("base", sets=3))
+    rows = table(of, "against-moves").body
+    assert {(row[0], row[9], row[10], row[11]) for row in rows} == {
+        ("INSUFFICIENT", "-", "3", "3 prompt sets in common; a gate needs 12")
+    }
+    assert all("[" in row[6] for row in rows)
+    assert [one.name for one in against.tables(of)] == ["against-moves"]
+
+
 # --- held apart -------------------------------------------------------------------------------------------------------
 
 

@@ -112,6 +112,14 @@ def test_a_comparison_is_told_as_the_command_tells_it() -> None:
     assert [Text.from_ansi(line).plain for line in coloured] == comparison_lines(SLOW)
 
 
+def test_gates_that_one_reason_stops_are_one_line() -> None:
+    found = compare([make_run("base", sets=3)], [make_run(sets=3)], make_limits())
+    assert comparison_lines(found) == [
+        "INSUFFICIENT 4 gates (t-ngram-w-b2, t-no_sd-w-b2): 3 prompt sets in common; a gate needs 12",
+        "not judged against 1 run(s): 4 of 4 gates not judged (0 tests, Holm)",
+    ]
+
+
 def test_of_many_gates_the_most_important_are_told() -> None:
     """Red ones first: those of a run of many cells would scroll away."""
 

@@ -168,11 +168,14 @@ def compare(
         if refused is not None and refused[0] == "INCOMPARABLE":
             for change in apart:
                 unlike_cells.setdefault(change, []).append(series.id)
-        waited = "" if refused else busy(sides, limits)
+        sets = len(sides.shared()) if refused is not None and refused[0] == "INSUFFICIENT" else None
+        few = sets is not None and sets > 1  # to show, not to judge
+        waited = busy(sides, limits) if refused is None or few else ""
         for quantity in SPECULATIVE if series.speculative else PLAIN:
             if refused is not None:
-                few = len(sides.shared()) if refused[0] == "INSUFFICIENT" else None
-                findings.append(unjudged(series, quantity, *refused, sets=few))
+                shown = few and (not waited or quantity.gate == "drafter")
+                moved = tested_of(sides, quantity, limits, same_run=same_run) if shown else None
+                findings.append(unjudged(series, quantity, *refused, sets=sets, moved=moved))
             elif waited and quantity.gate != "drafter":
                 findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:
@@ -346,32 +349,30 @@ def judged(tested: Sequence[Tested]) -> list[Finding]:
 
 
 def finding(tested: Tested, bound: float, worse: float, better: float, everything: Sequence[Tested]) -> Finding:
-    quantity, found, own = tested.quantity, tested.found, tested.own
-    low, high = sorted(math.expm1(quantity.worse * end) for end in found.interval())
-    change = math.expm1(quantity.worse * found.worse)
+    quantity, found, own, figures = tested.quantity, tested.found, tested.own, figures_of(tested)
     large = tested.limit.absolute is None or abs(tested.new - tested.base) > tested.limit.absolute
     arm, why = tested.series.variant, ""
     verdict: Verdict = "PASS"
     significant = large and min(worse, better) < SIGNIFICANCE
     moved = whose(tested, everything) if significant else "variant"
     if own is not None and moved != "variant":
-        figures = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
+        owns = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
         if moved == "either":
-            verdict, why = "UNSTABLE", f"no-SD or {arm} may have moved, or the machine: of no-SD {figures}"
+            verdict, why = "UNSTABLE", f"no-SD or {arm} may have moved, or the machine: of no-SD {owns}"
         elif better < worse:
             verdict = "REGRESSED" if quantity.gate == "system" else "PASS"  # end to end a slower no-SD is no loss
-            arm, why = "no_sd", f"it is no-SD that became slower: {figures}"
+            arm, why = "no_sd", f"it is no-SD that became slower: {owns}"
         else:
-            arm, why = "no_sd", f"it is no-SD that moved: {figures}"
+            arm, why = "no_sd", f"it is no-SD that moved: {owns}"
     elif significant:
         verdict = "REGRESSED" if worse < better else "IMPROVED"
     elif found.reach > bound:
         verdict = "UNSTABLE"
         why = f"the limit of {tested.limit.limit:.0%} lies inside the noise of {math.expm1(found.reach):.1%}"
+    change = "{change:+.1%} [{low:+.1%}, {high:+.1%}]".format(**figures)
     told = (
         f"{quantity.noun} {number(tested.base)} -> {number(tested.new)} {quantity.unit} "
-        f"({change:+.1%} [{low:+.1%}, {high:+.1%}], {found.sets} prompt sets, limit {tested.limit.limit:.0%}, "
-        f"p = {worse:.2g} after Holm)"
+        f"({change}, {found.sets} prompt sets, limit {tested.limit.limit:.0%}, p = {worse:.2g} after Holm)"
     )
     beside = [part for part in (why, tested.stages if verdict == "REGRESSED" else "") if part]
     return Finding(
@@ -379,22 +380,34 @@ def finding(tested: Tested, bound: float, worse: float, better: float, everythin
         gate=quantity.gate,
         arm=arm,
         verdict=verdict,
-        base=tested.base,
-        new=tested.new,
-        change=change,
-        low=low,
-        high=high,
         p=worse,
         reason="; ".join([told, *beside]),
         mean=mean_place(tested.series.target, tested.series.variant),
         metric=quantity.metric,
         noun=quantity.noun,
         unit=quantity.unit,
-        limit=quantity.worse * tested.limit.limit,
-        beyond=quantity.worse * change - tested.limit.limit,
-        sets=found.sets,
         why="; ".join(beside),
+        **figures,
     )
+
+
+def figures_of(tested: Tested | None) -> dict[str, Any]:
+    """The fields of a finding that say how much moved; None for a gate that has no figures."""
+    if tested is None:
+        return dict.fromkeys(("base", "new", "change", "low", "high"))
+    worse, limit = tested.quantity.worse, tested.limit.limit
+    low, high = sorted(math.expm1(worse * end) for end in tested.found.interval())
+    change = math.expm1(worse * tested.found.worse)
+    return {
+        "base": tested.base,
+        "new": tested.new,
+        "change": change,
+        "low": low,
+        "high": high,
+        "limit": worse * limit,
+        "beyond": worse * change - limit,
+        "sets": tested.found.sets,
+    }
 
 
 def describe(log_better: float) -> str:
@@ -405,22 +418,26 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str, *, sets: int | None = None) -> Finding:
+def unjudged(
+    series: Series,
+    quantity: Quantity,
+    verdict: Verdict,
+    reason: str,
+    *,
+    sets: int | None = None,
+    moved: Tested | None = None,
+) -> Finding:
+    """`moved`: what is shown all the same, though it is too little to judge by."""
     return Finding(
         place=series.id,
         gate=quantity.gate,
         arm=series.variant,
         verdict=verdict,
-        base=None,
-        new=None,
-        change=None,
-        low=None,
-        high=None,
         p=None,
         reason=reason,
         metric=quantity.metric,
         noun=quantity.noun,
         unit=quantity.unit,
-        sets=sets,
         why=reason,
+        **(figures_of(moved) | {"sets": sets}),
     )

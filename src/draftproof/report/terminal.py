@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftproof.comparison import Compared
+from draftproof.comparison import Compared, Finding
+from draftproof.gate import GREEN
 from draftproof.metrics import METRICS
 from draftproof.report import compared, view
 from draftproof.report.speed import decay_lines
 from draftproof.report.templates import VERDICTS
 from draftproof.report.untrusted import visible
+from draftproof.report.words import some
 from draftproof.results import RunResults
 
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": "cyan"}
@@ -25,6 +27,7 @@ UNLIMITED = 1_000_000
 """Columns of a line that the terminal itself may wrap."""
 HEIGHT = 25
 """Of no meaning to a table, but without one rich takes 80 columns where ``TERM`` is dumb."""
+PLACES_SHOWN = 3
 GATES_SHOWN = 60
 DROPPED = ("floor", "tokens_per_step", "tokens_per_s", "identical_share", "acceptance_length")
 """Metrics in the order in which they leave a table that is too wide for the terminal."""
@@ -82,15 +85,29 @@ def table_lines(results: RunResults, width: int, *, terminal: bool, colour: bool
 
 
 def comparison_lines(found: Compared, *, colour: bool = False) -> list[str]:
-    """The run against a baseline, one gate a line, the most important first; the rest is counted."""
-    shown = compared.ordered(found)
+    """The run against a baseline, one gate a line, the most important first; the rest is counted.
+
+    Gates that one reason stops are one line.
+    """
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in compared.ordered(found):
+        judged = one.verdict in GREEN or one.verdict == "REGRESSED"
+        alike.setdefault((one.verdict, one.reason, f"{one.place} {one.gate}" if judged else ""), []).append(one)
     lines = []
-    for one in shown[:GATES_SHOWN]:
-        text = Text.assemble((f"{one.verdict:12} ", style_of(one.verdict)), visible(compared.line(one), keep=""))
+    for gates in list(alike.values())[:GATES_SHOWN]:
+        verdict = gates[0].verdict
+        text = Text.assemble((f"{verdict:12} ", style_of(verdict)), visible(gates_text(gates), keep=""))
         lines += printed(text, UNLIMITED, colour=colour)
-    more = len(shown) - GATES_SHOWN
-    told = [f"and {more:,} more gates, in the report"] if more > 0 else []
+    more = sum(map(len, list(alike.values())[GATES_SHOWN:]))
+    told = [f"and {more:,} more gates, in the report"] if more else []
     return lines + plain([*told, *[f"note: {note}" for note in found.notes], compared.headline(found)])
+
+
+def gates_text(gates: Sequence[Finding]) -> str:
+    if len(gates) == 1:
+        return compared.line(gates[0])
+    places = list(dict.fromkeys(one.place for one in gates))
+    return f"{len(gates):,} gates ({some(places, PLACES_SHOWN)}): {gates[0].reason}"
 
 
 def printed(what: Table | Text, width: int, *, colour: bool) -> list[str]:
