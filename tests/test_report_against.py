@@ -10,6 +10,7 @@ import pytest
 from draftproof.comparison import Apart, Compared, Finding, compare
 from draftproof.gate import Verdict
 from draftproof.report import Summary, against
+from draftproof.report.against import MOVES_HEAD
 from draftproof.report.compared import headline, ordered
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
@@ -107,14 +108,14 @@ def test_a_row_holds_the_planted_figures() -> None:
     moves = table(compare([base], [new], make_limits()), "against-moves")
     rows = {row[2]: dict(zip(moves.head, row, strict=True)) for row in moves.body}
     system, speedup = rows["system: seconds of a step over no-SD's"], rows["end to end: speedup"]
-    assert (system["before"], system["now"], system["limit"]) == ("1.2 x", "1.56 x", "+5 %")
+    assert (system["before -> now"], system["limit"]) == ("1.2 -> 1.56 x", "+5 %")
     assert (system["beyond"], speedup["beyond"]) == ("+25.0", "+18.1")
     assert system["change [95 %]"].startswith("+30.0 % [+")
-    assert (speedup["before"], speedup["now"], speedup["limit"]) == ("1.67 x", "1.28 x", "-5 %")
+    assert (speedup["before -> now"], speedup["limit"]) == ("1.67 -> 1.28 x", "-5 %")
     assert speedup["change [95 %]"].startswith("-23.1 % [-")
     assert {row["sets"] for row in rows.values()} == {"12"}
     assert rows["end to end: throughput"]["limit"] == "-10 %"
-    assert rows["end to end: throughput"]["before"].endswith(" tokens/s")
+    assert rows["end to end: throughput"]["before -> now"].endswith(" tokens/s")
 
 
 def test_the_arm_at_fault_is_named() -> None:
@@ -176,11 +177,11 @@ def test_gates_without_figures_stand_together_by_reason() -> None:
 def test_what_is_too_little_to_judge_is_in_the_table_all_the_same() -> None:
     """With its interval; no p-value, since nothing was tested."""
     of = found(make_run(sets=3), make_run("base", sets=3))
-    rows = table(of, "against-moves").body
-    assert {(row[0], row[9], row[10], row[11]) for row in rows} == {
+    rows = [dict(zip(MOVES_HEAD, row, strict=True)) for row in table(of, "against-moves").body]
+    assert {(row["verdict"], row["p"], row["sets"], row["besides"]) for row in rows} == {
         ("INSUFFICIENT", "-", "3", "3 prompt sets in common; a gate needs 12")
     }
-    assert all("[" in row[6] for row in rows)
+    assert all("[" in row["change [95 %]"] for row in rows)
     assert [one.name for one in against.tables(of)] == ["against-moves"]
 
 
@@ -277,8 +278,8 @@ def test_renders(of: Compared, title: str) -> None:
 
 
 def test_an_interval_without_end_is_told() -> None:
-    row = against.move_row(finding("UNSTABLE", 0.1, low=-1.0, high=float("inf")))
-    assert row[6] == "-15.0 % [-100.0 %, unbounded]"
+    row = dict(zip(MOVES_HEAD, against.move_row(finding("UNSTABLE", 0.1, low=-1.0, high=float("inf"))), strict=True))
+    assert row["change [95 %]"] == "-15.0 % [-100.0 %, unbounded]"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -310,7 +311,9 @@ def test_many_gates_stay_small() -> None:
     moves = table(of, "against-moves")
     assert len(moves.body) == against.MOVES_SHOWN
     assert [row[1] for row in moves.body[:10]] == [f"t-red{n}-w-b2" for n in reversed(range(10))]
-    assert f"The first {against.MOVES_SHOWN} of 15,000; the rest is in summary.json." in moves.note
+    further = table(of, "against-further")
+    assert len(further.body) == against.MOST_SHOWN
+    assert f"The first {against.MOST_SHOWN} of 14,940; the rest is in summary.json." in further.note
     many = said(*[finding("REGRESSED", 0.1, place=f"t-red{n}-w-b2") for n in range(5000)])
     assert "t-red11-w-b2 (end to end) and 4,988 more" in headline(many)
 

@@ -310,11 +310,21 @@ def test_the_limit_is_told_whole() -> None:
     drop = row("speedup_drop", 0.05, absolute=0.03, variants=["a", "b", "c", "d", "e"], batch_sizes=[1, 4])
     paper = row("paper_speedup", 1.166, tolerance=0.1, claims_speedup=True, studies=["s"])
     assert limits.limit_text(drop) == "5 %, and more than 0.03 in all"
-    assert limits.limited_text(drop) == "drop of the speedup, at most (B 1, 4; variants a, b, c and 2 more)"
+    cells = [cell(name, batch_size=size) for name in ("a", "b", "c", "d", "e", "f") for size in (1, 4, 16)]
+    here = limits.present(cells)
+    assert limits.limited_text(drop, here) == "drop of the speedup, at most (B 1, 4; variants a, b, c and 2 more)"
     assert limits.limit_text(paper) == "1.166 x less 10 %"
-    assert limits.limited_text(paper) == (
-        "speedup by the paper's estimator, at least (studies s; cells that claim a speedup)"
+    assert limits.limited_text(paper, here) == (
+        "speedup by the paper's estimator, at least (cells that claim a speedup)"
     )
+    assert limits.limit_text(row("waiting_share", 0.1)) == "10 %"
+
+
+def test_a_selector_that_lets_all_of_the_run_pass_is_not_told() -> None:
+    """Nor names that the run has not: what is told is which of these cells a row is for."""
+    here = limits.present([reference(), cell("ngram"), cell("eagle", batch_size=4)])
+    floor = row(variants=["ngram", "eagle", "mtp"], batch_sizes=[1, 64], workloads=["chat", "code_edit"])
+    assert limits.limited_text(floor, here) == "speedup, at least (B 1)"
 
 
 @pytest.mark.parametrize(
@@ -326,9 +336,10 @@ def test_the_limit_is_told_whole() -> None:
 )
 def test_the_others_are_counted(others: int, said: str) -> None:
     results = run(cell(), limits=Limits(rows=applied(row()).rows, others=others))
-    assert said in tables(results)[0].note
+    assert said in tables(results)[-1].note
     empty = run(arms=[], limits=Limits(others=others))
-    assert said in tables(empty)[0].note
+    (only,) = tables(empty)
+    assert said in only.note
     assert said in read_page(empty).text
 
 

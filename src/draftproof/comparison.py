@@ -175,7 +175,8 @@ def compare(
             if refused is not None:
                 shown = few and (not waited or quantity.gate == "drafter")
                 moved = tested_of(sides, quantity, limits, same_run=same_run) if shown else None
-                findings.append(unjudged(series, quantity, *refused, sets=sets, moved=moved))
+                verdict, why = refused[0], refused[1] if shown or not waited else f"{refused[1]}; {waited}"
+                findings.append(unjudged(series, quantity, verdict, why, sets=sets, moved=moved))
             elif waited and quantity.gate != "drafter":
                 findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:

@@ -176,7 +176,8 @@ def of_finding(found: Finding, *, several: bool) -> Distance:
     if found.change is None or found.low is None or found.high is None or found.beyond is None:
         why = found.why or found.reason
         return Distance(state="not met" if found.verdict in RED else "not judged", text=gate + why)
-    changed = f"{100 * found.change:+.1f} % [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    change, low, high = (round(100 * value, 1) + 0.0 for value in (found.change, found.low, found.high))
+    changed = f"{change:+.1f} % [{low:+.1f}, {high:+.1f}]"
     state: State = "not met" if found.verdict in RED else "not judged" if found.verdict in NOT_JUDGED else "met"
     text = f"{gate}{changed}, {side(-100 * found.beyond, '{:.1f} points')}"
     return Distance(state=state, room=-found.beyond, text=text)

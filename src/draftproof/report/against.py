@@ -9,11 +9,13 @@ from draftproof.gate import RED
 from draftproof.report import compared
 from draftproof.report.determinism import shorten
 from draftproof.report.parts import Page, Section, Table
-from draftproof.report.words import capital, some
+from draftproof.report.words import capital, signed, some
 
 ID = "against"
-MOVES_SHOWN = 200
-"""Rows of a table; the most important come first, the rest is counted."""
+MOVES_SHOWN = 60
+"""Rows of the first table, which the page does not fold: the most important ones."""
+MOST_SHOWN = 300
+"""Rows of any other one; the rest is counted."""
 NAMED = 4
 """Cells that one row names."""
 NAME_CHARS = 60
@@ -27,20 +29,8 @@ MOVES_NOTE = (
     "than its limit with p < 0.05 (one-sided, Holm over all tests). Arm: whose change it is. Beyond: how far the "
     "change for the worse lies beyond the limit, in points; negative: within it."
 )
-MOVES_HEAD = [
-    "verdict",
-    "cell",
-    "gate",
-    "arm",
-    "before",
-    "now",
-    "change [95 %]",
-    "limit",
-    "beyond",
-    "p",
-    "sets",
-    "besides",
-]
+MOVES_HEAD = ["verdict", "cell", "gate", "arm", "besides", "before -> now", "change [95 %]", "limit", "beyond", "p"]
+MOVES_HEAD += ["sets"]
 
 
 def section(page: Page) -> Section | None:
@@ -53,7 +43,13 @@ def section(page: Page) -> Section | None:
 
 def tables(found: Compared) -> list[Table]:
     """All that the comparison has something for; the table of what moved is always there, since it says the verdict."""
-    made = [unlike_table(found), moves_table(found), unjudged_table(found), under_test_table(found)]
+    made = [
+        unlike_table(found),
+        moves_table(found),
+        further_table(found),
+        unjudged_table(found),
+        under_test_table(found),
+    ]
     return [table for table in made if table is not None]
 
 
@@ -87,7 +83,7 @@ def unlike_table(found: Compared) -> Table | None:
         head=["field", "before", "now", "cells"],
         body=[
             [*apart_row(apart), some(apart.places, NAMED) if apart.places else "all"]
-            for apart in found.unlike[:MOVES_SHOWN]
+            for apart in found.unlike[:MOST_SHOWN]
         ],
         names=4,
         tone="bad",
@@ -99,13 +95,11 @@ def apart_row(apart: Apart) -> list[str]:
 
 
 def moves_table(found: Compared) -> Table:
-    """A row for each gate that has figures."""
-    moved = [one for one in compared.ordered(found) if one.change is not None]
+    """A row for each gate that has figures, the most important ones."""
+    moved = with_figures(found)
     note = f"{capital(compared.headline(found))}. {sides(found)}"
     if moved:
         note += f" {MOVES_NOTE}"
-    if len(moved) > MOVES_SHOWN:
-        note += f" The first {MOVES_SHOWN} of {len(moved):,}; the rest is in summary.json."
     note += "".join(f" Note: {text}." for text in found.notes)
     return Table(
         name="against-moves",
@@ -113,7 +107,30 @@ def moves_table(found: Compared) -> Table:
         note=note,
         head=MOVES_HEAD,
         body=[move_row(one) for one in moved[:MOVES_SHOWN]],
-        names=4,
+        names=5,
+    )
+
+
+def with_figures(found: Compared) -> list[Finding]:
+    """In the order of their importance."""
+    return [one for one in compared.ordered(found) if one.change is not None]
+
+
+def further_table(found: Compared) -> Table | None:
+    """What did not fit into the first table."""
+    moved = with_figures(found)[MOVES_SHOWN:]
+    if not moved:
+        return None
+    note = f"In the same order, after the first {MOVES_SHOWN}."
+    if len(moved) > MOST_SHOWN:
+        note += f" The first {MOST_SHOWN} of {len(moved):,}; the rest is in summary.json."
+    return Table(
+        name="against-further",
+        title="Further gates",
+        note=note,
+        head=MOVES_HEAD,
+        body=[move_row(one) for one in moved[:MOST_SHOWN]],
+        names=5,
     )
 
 
@@ -123,13 +140,13 @@ def move_row(one: Finding) -> list[str]:
         one.place,
         f"{one.gate}: {one.noun}",
         one.arm,
-        *["-" if value is None else f"{number(value)} {one.unit}" for value in (one.base, one.new)],
+        one.why or "-",
+        "-" if one.base is None or one.new is None else f"{number(one.base)} -> {number(one.new)} {one.unit}",
         change_text(one),
         "-" if one.limit is None else f"{100 * one.limit:+.3g} %",
-        "-" if one.beyond is None else f"{100 * one.beyond:+.1f}",
+        "-" if one.beyond is None else signed(100 * one.beyond),
         "-" if one.p is None else f"{one.p:.2g}",
         "-" if one.sets is None else str(one.sets),
-        one.why or "-",
     ]
 
 
@@ -141,7 +158,7 @@ def change_text(one: Finding) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:+.1f} %" if math.isfinite(value) else "unbounded"
+    return f"{signed(100 * value)} %" if math.isfinite(value) else "unbounded"
 
 
 def unjudged_table(found: Compared) -> Table | None:
@@ -154,8 +171,8 @@ def unjudged_table(found: Compared) -> Table | None:
         return None
     failed = sum(verdict in RED for verdict, _ in reasons)
     note = "A gate that was not judged is neither green nor red."
-    if len(reasons) > MOVES_SHOWN:
-        note += f" The first {MOVES_SHOWN} of {len(reasons):,} reasons; the rest is in summary.json."
+    if len(reasons) > MOST_SHOWN:
+        note += f" The first {MOST_SHOWN} of {len(reasons):,} reasons; the rest is in summary.json."
     return Table(
         name="against-unjudged",
         title="Failed, or not judged" if failed else "Not judged",
@@ -163,7 +180,7 @@ def unjudged_table(found: Compared) -> Table | None:
         head=["verdict", "why", "gates", "cells"],
         body=[
             [verdict, why, str(len(places)), some(list(dict.fromkeys(places)), NAMED)]
-            for (verdict, why), places in list(reasons.items())[:MOVES_SHOWN]
+            for (verdict, why), places in list(reasons.items())[:MOST_SHOWN]
         ],
         names=4,
     )
@@ -178,6 +195,6 @@ def under_test_table(found: Compared) -> Table | None:
         title="Under test, and not the same",
         note="Of the newest run of each side; what the figures above may come from.",
         head=["what", "before", "now"],
-        body=[apart_row(apart) for apart in found.under_test[:MOVES_SHOWN]],
+        body=[apart_row(apart) for apart in found.under_test[:MOST_SHOWN]],
         names=3,
     )

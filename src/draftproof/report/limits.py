@@ -22,10 +22,10 @@ LIMITED: dict[str, tuple[str, str]] = {
     "paper_speedup": ("speedup by the paper's estimator, at least", "x"),
     "divergence_gap_nats": ("gap of a tie, at most", "nats"),
     "noise_width_nats": ("measured width of a tie, at most", "nats"),
-    "divergent_share": ("share of divergent requests, at most", ""),
-    "inconclusive_share": ("share of inconclusive requests, at most", ""),
+    "divergent_share": ("share of divergent requests, at most", "%"),
+    "inconclusive_share": ("share of inconclusive requests, at most", "%"),
     "near_tie_ratio": ("ties over the control's, at most", "x"),
-    "waiting_share": ("share of time without a CPU, at most", ""),
+    "waiting_share": ("share of time without a CPU, at most", "%"),
     "pairs": ("prompt sets in common with the baseline, at least", ""),
     "acceptance_drop": ("drop of the acceptance length, at most", "%"),
     "system_cost_rise": ("rise of a step's seconds over no-SD's, at most", "%"),
@@ -58,8 +58,8 @@ def section(page: Page) -> Section | None:
         for gating in (True, False)
     ]
     tables = [table for table in made if table is not None]
-    if not tables:
-        tables = [Table(name="limits-none", title="None", note=others_text(page), head=HEAD, body=[], names=len(HEAD))]
+    if limits.others:
+        tables.append(others_table(limits.others))
     return Section(id="limits", title="Limits", tables=tables)
 
 
@@ -96,24 +96,26 @@ def table_of(page: Page, held: list[Held], *, gating: bool) -> Table | None:
         note = "A cell that does not meet one is red, or not judged where the limit says so. "
     else:
         note = "Shown beside the figures; no verdict follows from them. "
-    note += "State: that of the worst cell; limits that some cell does not meet come first. Distances in its own unit."
+    note += "State: that of the worst cell; limits that some cell does not meet come first. Distances: in its unit."
     if any(one.nearest.state == "not measured" for one in held):
-        note += " Not measured: what this run has no figure for; limits on a change need a baseline (--compare BASE)."
+        note += " Not measured: what this run has no figure for"
+        note += "." if page.compared else "; limits on a change need a baseline (--compare BASE)."
+    here = present(page.results.cells)
     several = len({one.hardware for one in page.results.limits.rows}) > 1
     return Table(
         name="limits-gating" if gating else "limits-informing",
         title=f"■ Gating, {rows}" if gating else f"□ Informing only, {rows}",
-        note=f"{note} {others_text(page)}".strip(),
+        note=note,
         head=HEAD,
-        body=[row_of(page.results, one, several=several) for one in held],
+        body=[row_of(page.results, one, here, several=several) for one in held],
         names=len(HEAD),
         tone="gating" if gating else "informing",
     )
 
 
-def row_of(results: RunResults, held: Held, *, several: bool) -> list[str]:
+def row_of(results: RunResults, held: Held, here: Present, *, several: bool) -> list[str]:
     row = held.applied.row
-    what = limited_text(row) + (f" ({held.applied.hardware})" if several else "")
+    what = limited_text(row, here) + (f" ({held.applied.hardware})" if several else "")
     return [
         held.nearest.state,
         what,
@@ -131,20 +133,39 @@ def counted(states: Mapping[State, int]) -> str:
     return ", ".join(f"{states[state]:,} {state}" for state in STATES if states.get(state))
 
 
-def limited_text(row: Threshold) -> str:
-    """What a row limits, and which cells it selects."""
+class Present(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run's cells have: a selector that lets all of it pass is not told."""
+
+    batch_sizes: list[int]
+    variants: list[str]
+    workloads: list[str]
+    targets: list[str]
+
+
+def present(cells: Sequence[CellResult]) -> Present:
+    """Of the cells that speculate; of all where none does."""
+    of = [one.cell for one in cells if one.arm != one.base_arm] or [one.cell for one in cells]
+    return Present(
+        batch_sizes=sorted({cell.batch_size for cell in of}),
+        variants=list(dict.fromkeys(cell.variant for cell in of)),
+        workloads=list(dict.fromkeys(cell.workload for cell in of)),
+        targets=list(dict.fromkeys(cell.target for cell in of)),
+    )
+
+
+def limited_text(row: Threshold, of: Present) -> str:
+    """What a row limits, and which of the run's cells it selects."""
     what, _ = LIMITED.get(row.metric, (row.metric, ""))
-    selected = [
-        f"{kind} {some(names, NAMED)}"
-        for kind, names in (
-            ("B", row.batch_sizes),
-            ("variants", row.variants),
-            ("workloads", row.workloads),
-            ("targets", row.targets),
-            ("studies", row.studies),
-        )
-        if names
-    ]
+    selected = []
+    for kind, names, here in (
+        ("B", row.batch_sizes, of.batch_sizes),
+        ("variants", row.variants, of.variants),
+        ("workloads", row.workloads, of.workloads),
+        ("targets", row.targets, of.targets),
+    ):
+        chosen = [name for name in here if name in names]
+        if names and len(chosen) < len(here):
+            selected.append(f"{kind} {some(chosen, NAMED)}")
     if row.claims_speedup is not None:
         selected.append("cells that claim a speedup" if row.claims_speedup else "cells that claim no speedup")
     return what + (f" ({'; '.join(selected)})" if selected else "")
@@ -161,10 +182,10 @@ def limit_text(row: Threshold) -> str:
     return told
 
 
-def others_text(page: Page) -> str:
-    others = page.results.limits.others
-    if not others:
-        return ""
-    if others == 1:
-        return "1 further limit of this hardware concerns no cell of the run."
-    return f"{others} further limits of this hardware concern no cell of the run."
+def others_table(count: int) -> Table:
+    """What is counted, not listed."""
+    if count == 1:
+        note = "1 further limit of this hardware concerns no cell of the run."
+    else:
+        note = f"{count} further limits of this hardware concern no cell of the run."
+    return Table(name="limits-others", title="Others", note=note, head=HEAD, body=[], names=len(HEAD))

@@ -14,3 +14,8 @@ def some(names: Sequence[object], limit: int) -> str:
 def capital(text: str) -> str:
     """Its first letter as a capital one, the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def signed(value: float) -> str:
+    """One decimal and the sign; what rounds to nothing is no loss."""
+    return f"{round(value, 1) + 0.0:+.1f}"
