@@ -279,7 +279,7 @@ def test_renders(of: Compared, title: str) -> None:
 
 def test_an_interval_without_end_is_told() -> None:
     row = dict(zip(MOVES_HEAD, against.move_row(finding("UNSTABLE", 0.1, low=-1.0, high=float("inf"))), strict=True))
-    assert row["change [95 %]"] == "-15.0 % [-100.0 %, unbounded]"
+    assert row["change [95 %]"] == "-15.0 % [-100.0, unbounded]"
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -27,7 +27,7 @@ from draftproof.analysis.moves import (
 from draftproof.analysis.survival import holm
 from draftproof.comparable import Limits, Sides, busy, held_apart, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
-from draftproof.movers import Own, Tested, log_limit, mean_place, whose
+from draftproof.movers import Own, Peers, Tested, log_limit, mean_place, whose
 from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, GateName, PairFigure, Quantity, logs
 from draftproof.snapshot import Series, Snapshot, StageTotals
 from draftproof.spec import Threshold
@@ -346,16 +346,17 @@ def judged(tested: Sequence[Tested]) -> list[Finding]:
     bounds = [log_limit(t.limit.limit, t.quantity) for t in tested]
     worse = holm([t.found.p_worse(bound) for t, bound in zip(tested, bounds, strict=True)])
     better = holm([t.found.p_better(bound) for t, bound in zip(tested, bounds, strict=True)])
-    return [finding(*each, tested) for each in zip(tested, bounds, worse, better, strict=True)]
+    peers = Peers(tested)
+    return [finding(*each, peers) for each in zip(tested, bounds, worse, better, strict=True)]
 
 
-def finding(tested: Tested, bound: float, worse: float, better: float, everything: Sequence[Tested]) -> Finding:
+def finding(tested: Tested, bound: float, worse: float, better: float, peers: Peers) -> Finding:
     quantity, found, own, figures = tested.quantity, tested.found, tested.own, figures_of(tested)
     large = tested.limit.absolute is None or abs(tested.new - tested.base) > tested.limit.absolute
     arm, why = tested.series.variant, ""
     verdict: Verdict = "PASS"
     significant = large and min(worse, better) < SIGNIFICANCE
-    moved = whose(tested, everything) if significant else "variant"
+    moved = whose(tested, peers) if significant else "variant"
     if own is not None and moved != "variant":
         owns = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
         if moved == "either":

@@ -154,11 +154,8 @@ def change_text(one: Finding) -> str:
     """A change is never printed without its interval."""
     if one.change is None or one.low is None or one.high is None:
         return "-"
-    return f"{percent(one.change)} [{percent(one.low)}, {percent(one.high)}]"
-
-
-def percent(value: float) -> str:
-    return f"{signed(100 * value)} %" if math.isfinite(value) else "unbounded"
+    low, high = (signed(100 * end) if math.isfinite(end) else "unbounded" for end in (one.low, one.high))
+    return f"{signed(100 * one.change)} % [{low}, {high}]"
 
 
 def unjudged_table(found: Compared) -> Table | None:
