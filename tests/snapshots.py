@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
 from draftproof.spec import Threshold
 
@@ -41,10 +43,16 @@ class Arm:
             waiting=self.waiting,
         )
 
-    def stages(self) -> StageTotals:
-        verify_s = self.step_s - self.draft_s
-        seconds = {"draft": 100 * self.draft_s, "verify": 100 * verify_s, "prefill": 1e5 * self.draft_s}
-        return StageTotals(prompts="p0", decode_steps=100, seconds=seconds)
+    def stages(self, luck: str, blocks: int = 4) -> list[StageTotals]:
+        """Blocks of 100 decode steps."""
+        draft_s = self.draft_s if self.length > 1 else 0.0
+        made = []
+        for number in range(blocks):
+            noise = math.exp(random.Random(f"{luck}-stage-{number}").gauss(0.0, self.sigma))
+            seconds = {"draft": draft_s, "verify": self.step_s - draft_s, "prefill": 1e3 * draft_s}
+            spent = {name: 100 * value * noise for name, value in seconds.items()}
+            made.append(StageTotals(prompts=f"p{number}", decode_steps=100, seconds=spent))
+        return made
 
 
 NO_SD = Arm()
@@ -65,11 +73,26 @@ def make_series(arm: Arm | None = None, no_sd: Arm = NO_SD, *, luck: str = "", s
         "held": {"dtype": "bfloat16", "threads": 2},
         "sets": ours,
         "base_sets": [] if arm is None else base,
-        "stages": [] if arm is None else [arm.stages()],
+        "stages": [] if arm is None else arm.stages(f"{luck}-arm"),
         "throughput": "PASS",
         "determinism": "PASS",
     }
     return Series(**(given | fields))
+
+
+def with_stage_gates(run: Snapshot, no_sd: Arm = NO_SD, blocks: int = 4) -> Snapshot:
+    """The same run with no-SD's stage blocks beside those of its speculative cells, `blocks` of each."""
+    return msgspec.structs.replace(
+        run,
+        series=[
+            msgspec.structs.replace(
+                one, stages=one.stages[:blocks], base_stages=no_sd.stages(f"{run.run_id}-no_sd", blocks)
+            )
+            if one.base_sets
+            else one
+            for one in run.series
+        ],
+    )
 
 
 def make_snapshot(run_id: str = "new", series: Sequence[Series] = (), **fields: Any) -> Snapshot:
@@ -96,6 +119,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "pairs": {"limit": 12},
     "acceptance_drop": {"limit": 0.03, "absolute": 0.03},
     "system_cost_rise": {"limit": 0.05, "absolute": 0.03, "between_run_sd": 0.01},
+    "stage_rise": {"limit": 0.1, "absolute": 0.03, "between_run_sd": 0.02},
     "speedup_drop": {"limit": 0.05, "absolute": 0.03, "between_run_sd": 0.01},
     "throughput_drop": {"limit": 0.1, "absolute": 0.5, "between_run_sd": 0.03},
     "waiting_share": {"limit": 0.1},

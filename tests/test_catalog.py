@@ -13,7 +13,7 @@ from draftproof.catalog import Catalog, load_catalog
 from draftproof.errors import DraftproofError
 from draftproof.gate import BY_PAPER
 from draftproof.plan import build_plan
-from draftproof.quantities import PLAIN, SPECULATIVE
+from draftproof.quantities import PLAIN, SPECULATIVE, STAGES
 from draftproof.spec import Study
 
 VARIANT = """
@@ -917,4 +917,4 @@ def test_loading_twice_gives_the_same(tmp_path: Path, shipped: Catalog) -> None:
 @pytest.mark.parametrize("hardware", sorted(load_catalog().hardware))
 def test_every_hardware_has_what_a_comparison_is_judged_by(hardware: str) -> None:
     gating = {row.metric for row in load_catalog().thresholds[hardware] if row.gating}
-    assert {*(quantity.metric for quantity in (*SPECULATIVE, *PLAIN)), "pairs", "waiting_share"} <= gating
+    assert {*(quantity.metric for quantity in (*SPECULATIVE, *STAGES, *PLAIN)), "pairs", "waiting_share"} <= gating

@@ -19,7 +19,17 @@ from draftproof.movers import mean_place
 from draftproof.quantities import GateName
 from draftproof.report import compared as report
 from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
-from tests.snapshots import LIMITS, NGRAM, NO_SD, Arm, make_limits, make_run, make_series, make_snapshot
+from tests.snapshots import (
+    LIMITS,
+    NGRAM,
+    NO_SD,
+    Arm,
+    make_limits,
+    make_run,
+    make_series,
+    make_snapshot,
+    with_stage_gates,
+)
 
 CELL, PLAIN = "t-ngram-w-b2", "t-no_sd-w-b2"
 GATES = ("drafter", "system", "end to end")
@@ -101,8 +111,8 @@ def test_the_figures_of_a_finding_are_the_planted_ones() -> None:
 
 def test_the_stage_that_rose_most_is_named() -> None:
     """Only where the system gate is red; prefill is no stage of a step."""
-    base = make_run("base")
-    found = against(make_run(arm=like(NGRAM, step_s=0.015, draft_s=0.005)), base)
+    base = make_run("base", like(NGRAM, sigma=0.0))
+    found = against(make_run(arm=like(NGRAM, step_s=0.015, draft_s=0.005, sigma=0.0)), base)
     said = "of the stages draft rose most: 2.00 -> 5.00 ms of a decode step"
     assert only(found, "system").reason.endswith(said)
     assert "stages" not in only(found, "end to end").reason
@@ -118,6 +128,82 @@ def test_without_stages_blocks_on_both_sides_no_stage_is_named(sides: tuple[bool
         runs.append(msgspec.structs.replace(run, series=[plain, cell]))
     reason = only(against(runs[1], runs[0]), "system").reason
     assert ("of the stages" in reason) == bool(said)
+
+
+def staged(arm: Arm = NGRAM, no_sd: Arm = NO_SD, run_id: str = "new", blocks: int = 4) -> Snapshot:
+    return with_stage_gates(make_run(run_id, arm, no_sd), no_sd, blocks)
+
+
+STAGE_GATES = {"draft stage", "verify stage"}
+"""Those that the invented engine has seconds of."""
+
+
+def test_stages_of_the_same_again_are_green() -> None:
+    found = against(staged(), staged(run_id="base"))
+    assert verdicts(found) == dict.fromkeys([*GATES, *STAGE_GATES], ("PASS", "ngram"))
+    assert (found.tests, found.exit_code) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("arm", "red"),
+    [
+        (like(NGRAM, step_s=0.0135, draft_s=0.0035), {"draft stage", "system", "end to end"}),
+        (like(NGRAM, step_s=0.0145), {"verify stage", "system", "end to end"}),
+        (like(NGRAM, draft_s=0.0035), {"draft stage"}),
+        (like(NGRAM, draft_s=0.0022, step_s=0.0122), set()),
+    ],
+    ids=["slow drafter", "slow target", "time that moved", "a tenth of little"],
+)
+def test_the_stage_that_became_dearer_is_red_and_no_other(arm: Arm, red: set[str]) -> None:
+    """One that rises by a tenth, and by less than 3 % of a step, is none."""
+    found = against(staged(arm), staged(run_id="base"))
+    assert {gate for gate, verdict in verdicts(found).items() if verdict == ("REGRESSED", "ngram")} == red
+    assert found.exit_code == bool(red)
+
+
+def test_a_dearer_no_sd_makes_no_stage_dearer() -> None:
+    slow = slower(NO_SD, 1.2)
+    found = against(staged(no_sd=slow), staged(run_id="base"))
+    assert not [one for one in found.findings if one.gate in STAGE_GATES and one.verdict == "REGRESSED"]
+
+
+def test_a_stage_that_cannot_be_told_leaves_nothing_unjudged() -> None:
+    """The limit lies inside the noise of four wild blocks: it is shown, and has no say."""
+    wild = [
+        msgspec.structs.replace(
+            run,
+            series=[
+                msgspec.structs.replace(one, stages=like(NGRAM, sigma=0.3).stages(run.run_id)) if one.base_sets else one
+                for one in run.series
+            ],
+        )
+        for run in (staged(run_id="base"), staged())
+    ]
+    found = against(wild[1], wild[0])
+    untold = [one for one in found.findings if one.gate in STAGE_GATES]
+    assert {one.verdict for one in untold} == {"UNSTABLE"}
+    assert found.judgement(CELL).verdict == "PASS"
+    assert found.exit_code == 0
+
+
+@pytest.mark.parametrize(("blocks", "gates"), [(0, set()), (1, set()), (2, STAGE_GATES)])
+def test_a_stage_is_judged_from_two_blocks_on(blocks: int, gates: set[str]) -> None:
+    found = against(staged(blocks=blocks), staged(run_id="base"))
+    assert {one.gate for one in found.findings if one.gate.endswith("stage")} == gates
+
+
+def test_stages_of_several_cells_are_judged_together() -> None:
+    """In the variant's geometric mean alone: the blocks of one cell are few."""
+
+    def two(run: Snapshot) -> Snapshot:
+        again = [msgspec.structs.replace(one, batch_size=9) for one in run.series]
+        return msgspec.structs.replace(run, series=[*run.series, *again])
+
+    dear = staged(like(NGRAM, step_s=0.0135, draft_s=0.0035))
+    found = against(two(dear), two(staged(run_id="base")))
+    of_stages = [one for one in found.findings if one.gate in STAGE_GATES]
+    assert {one.place for one in of_stages} == {mean_place("t", "ngram")}
+    assert [one.gate for one in of_stages if one.verdict == "REGRESSED"] == ["draft stage"]
 
 
 def test_what_became_better_is_improved() -> None:
@@ -461,7 +547,7 @@ def test_a_cell_in_the_noise_is_answered_by_its_variants_green_mean_and_by_nothi
 def test_a_missing_limit_is_an_error_that_names_it(metric: str, absent: bool) -> None:
     rows = [row for row in make_limits(**{metric: {"gating": False}}) if row.gating or not absent]
     with pytest.raises(DraftproofError) as caught:
-        compare([make_run("base")], [make_run()], rows)
+        compare([staged(run_id="base")], [staged()], rows)
     said = f"thresholds of 'cpu' hold no row for metric '{metric}' that covers t-"
     assert str(caught.value).startswith(said)
     assert str(caught.value).endswith("fixtures/thresholds/cpu.toml")

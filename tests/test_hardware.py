@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof import hardware
+from draftproof.catalog import load_catalog
 from draftproof.hardware import Gpu, Machine, missing, visible_indices
 from draftproof.spec import Detect, Hardware
 
@@ -275,3 +276,35 @@ def test_a_containers_memory_limit_counts(tmp_path: Any, monkeypatch: pytest.Mon
     assert hardware.memory_gib() == 0.25
     limit.write_text(f"{1 << 60}\n", encoding="ascii")
     assert hardware.memory_gib() == whole
+
+
+# -- bfloat16 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "has"),
+    [
+        (["fpu", "avx512_bf16"], True),
+        (["fpu", "amx_bf16"], True),
+        (["fp", "asimd", "bf16"], True),
+        (["fpu", "avx2", "avx512f"], False),
+        ([], True),
+    ],
+)
+def test_bfloat16_is_known_by_the_kernels_words(flags: list[str], has: bool) -> None:
+    assert hardware.multiplies_bfloat16(flags) == has
+
+
+def test_a_cpu_without_bfloat16_runs_what_its_entry_says_and_no_other_hardware_does() -> None:
+    without = Machine("a CPU", cores=2, memory_gib=8.0, bfloat16=False)
+    settings: dict[str, Any] = {"engine": {"enforce_eager": True}, "engine_without_bfloat16": {"dtype": "float32"}}
+    cpu, gpu = make_hardware(device="cpu", **settings), make_hardware(**settings)
+    assert hardware.for_machine(cpu, without).engine == {"enforce_eager": True, "dtype": "float32"}
+    assert hardware.for_machine(cpu, LAPTOP) == cpu
+    assert hardware.for_machine(gpu, without) == gpu
+
+
+def test_the_cpu_entry_runs_float32_there() -> None:
+    settled = hardware.settle(load_catalog(), Machine("a CPU", cores=2, memory_gib=8.0, bfloat16=False))
+    assert settled.hardware["cpu"].engine["dtype"] == "float32"
+    assert "dtype" not in settled.hardware["h100"].engine

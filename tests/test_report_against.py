@@ -18,7 +18,7 @@ from draftproof.report.parts import Table
 from draftproof.results import RunResults
 from draftproof.snapshot import Snapshot
 from tests.reporting import HOSTILE, Page, cell, header, markdown_tags, reference, run
-from tests.snapshots import NGRAM, NO_SD, Arm, make_limits, make_run, make_series, make_snapshot
+from tests.snapshots import NGRAM, NO_SD, Arm, make_limits, make_run, make_series, make_snapshot, with_stage_gates
 
 RUN = run(reference(), cell())
 
@@ -152,6 +152,22 @@ def test_what_matters_comes_first() -> None:
         ("PASS", -0.01),
         ("PASS", -0.05),
     ]
+
+
+def test_what_only_looks_closer_and_cannot_tell_stands_last() -> None:
+    """It leaves nothing unjudged, and is no news."""
+    closer = finding("UNSTABLE", 0.4, gate="draft stage", only_adds=True)
+    red = finding("REGRESSED", 0.1, gate="verify stage", only_adds=True)
+    of = said(closer, finding("PASS", -0.01), red)
+    assert ordered(of) == [red, finding("PASS", -0.01), closer]
+    assert "not judged" not in headline(of)
+
+
+def test_a_stage_that_rose_is_a_row_of_its_own() -> None:
+    slow = with_stage_gates(make_run(arm=Arm(step_s=0.012, length=2.0, draft_s=0.0035)))
+    moves = table(found(slow, with_stage_gates(make_run("base"))), "against-moves")
+    rows = [dict(zip(moves.head, row, strict=True)) for row in moves.body if row[2].startswith("draft stage: ")]
+    assert [(row["verdict"], row["arm"], row["limit"]) for row in rows] == [("REGRESSED", "ngram", "+10 %")]
 
 
 def test_a_verdict_is_a_word_with_a_sign() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.analysis.stages import OVERHEAD_PARTS, STAGES, sum_stages
+from draftproof.analysis.stages import GROUPS, OVERHEAD_PARTS, STAGES, stage_shares, sum_stages
 from draftproof.tables import PARTS_S
 
 
@@ -123,3 +123,43 @@ def test_no_second_is_lost_or_counted_twice(steps: list[dict[str, Any]]) -> None
     if found.decode_steps:
         assert sum(found.shares().values()) == pytest.approx(1.0)
     assert sum_stages(steps[::-1]).seconds == pytest.approx(found.seconds)
+
+
+# --- shares with intervals --------------------------------------------------------------------------------------------
+
+
+def test_shares_of_steps_that_are_alike_have_no_width() -> None:
+    """Of 20 s: draft 2, verify 9, sample 3, overhead 6. Prefill is no part of it."""
+    found = stage_shares([[make_step()] * 20 + [make_step("prefill", step_s=500.0)]])
+    assert {stage: share.value for stage, share in found.items()} == pytest.approx(
+        {"draft": 0.1, "verify": 0.45, "sample": 0.15, "overhead": 0.3}
+    )
+    assert all(share.high - share.low < 1e-9 for share in found.values())
+
+
+@pytest.mark.parametrize("blocks", [[], [[]], [[make_step("prefill")] * 30], [[make_step()] * (GROUPS // 2 - 1)]])
+def test_too_few_steps_have_no_shares(blocks: list[list[dict[str, Any]]]) -> None:
+    assert stage_shares(blocks) == {}
+
+
+@given(st.lists(st.lists(st.floats(0.1, 8.0), max_size=40), min_size=1, max_size=4))
+def test_shares_with_intervals_are_the_shares(drafts: list[list[float]]) -> None:
+    """They add up to 1 and lie in their intervals, however the steps lie in blocks."""
+    blocks = [[make_step(draft_s=draft) for draft in block] for block in drafts]
+    found = stage_shares(blocks)
+    if found:
+        assert {stage: share.value for stage, share in found.items()} == pytest.approx(
+            sum_stages([step for block in blocks for step in block]).shares()
+        )
+        assert sum(share.value for share in found.values()) == pytest.approx(1.0)
+        assert all(0 <= share.low <= share.value + 1e-12 for share in found.values())
+        assert all(share.value - 1e-12 <= share.high <= 1 for share in found.values())
+
+
+def test_a_slow_stretch_makes_shares_uncertain() -> None:
+    """Neighbours resemble each other: cut into stretches, they show it; over single steps it would hardly be seen."""
+    even = [make_step(draft_s=2.0 + (at % 2)) for at in range(100)]
+    stretch = [make_step(draft_s=2.0 + (at < 50)) for at in range(100)]
+    narrow, wide = stage_shares([even])["draft"], stage_shares([stretch])["draft"]
+    assert wide.value == pytest.approx(narrow.value)
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import filelock
 import msgspec
 
 from draftproof.analysis.held import differences
@@ -19,6 +20,7 @@ COMPARE = "--compare"
 """The option of ``draftproof report``."""
 KEPT_RUNS = 20
 """The oldest go first."""
+LOCK_TIMEOUT_S = 30.0
 
 
 class Baseline(Kept, frozen=True, kw_only=True):
@@ -80,9 +82,24 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
     if not any(one.sets for one in snapshot.series):
         raise DraftproofError(f"run {snapshot.run_id!r} holds no finished rotation")
     path = folder / f"{snapshot.name}.json"
-    earlier = read(path).snapshots if path.exists() else []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
+            runs = with_run(read(path).snapshots if path.exists() else [], snapshot, path.name)
+            write_atomic(path, msgspec.json.encode(Baseline(snapshots=runs)) + b"\n")
+    except filelock.Timeout as error:
+        raise DraftproofError(f"{path.name} is being written by another process; try again") from error
+    except OSError as error:
+        raise DraftproofError(
+            f"cannot write {path.name}: {error.strerror}; choose another folder with --dir"
+        ) from error
+    return path
+
+
+def with_run(earlier: list[Snapshot], snapshot: Snapshot, name: str) -> list[Snapshot]:
+    """The runs that a baseline's file `name` then holds. Raises DraftproofError where the run may not be added."""
     if snapshot.run_id in [run.run_id for run in earlier]:
-        raise DraftproofError(f"run {snapshot.run_id!r} is already in {path.name}")
+        raise DraftproofError(f"run {snapshot.run_id!r} is already in {name}")
     for run in earlier:
         for one in run.series:
             for other in snapshot.series:
@@ -91,15 +108,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
                         f"{other.id} is held otherwise than in run {run.run_id!r}: {'; '.join(unlike)}; "
                         "keep them apart with --dir"
                     )
-    runs = sorted([*earlier, snapshot], key=lambda run: run.taken)[-KEPT_RUNS:]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, msgspec.json.encode(Baseline(snapshots=runs)) + b"\n")
-    except OSError as error:
-        raise DraftproofError(
-            f"cannot write {path.name}: {error.strerror}; choose another folder with --dir"
-        ) from error
-    return path
+    return sorted([*earlier, snapshot], key=lambda run: run.taken)[-KEPT_RUNS:]
 
 
 def everything(folder: Path) -> list[Baseline]:

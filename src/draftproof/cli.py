@@ -235,6 +235,24 @@ def compare(
 
 
 @app.command()
+def claims(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run (without one: the paper's own figures).")] = None,
+    catalog: Catalogs = None,
+) -> None:
+    """What arXiv 2601.11580 claims: does it hold on a run, and in the paper's own figures?"""
+    from draftproof.catalog import load_catalog
+    from draftproof.claims import judged
+    from draftproof.records import RunFolder
+    from draftproof.report.untrusted import visible
+    from draftproof.results import analyse
+
+    entries = load_catalog(*(catalog or []))
+    results = analyse(RunFolder(run), entries.thresholds) if run else None
+    for line in judged.lines(*judged.judge(results, entries)):
+        typer.echo(visible(line))
+
+
+@app.command()
 def diff(
     reference: Annotated[Path, typer.Argument(help="Folder of a run.")],
     other: Annotated[Path, typer.Argument(help="Folder of a run of the same study.")],

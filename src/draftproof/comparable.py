@@ -9,11 +9,11 @@ import msgspec
 
 from draftproof.analysis.held import Changed, changes
 from draftproof.gate import Verdict, limit_of
-from draftproof.quantities import PLAIN, SPECULATIVE
+from draftproof.quantities import PLAIN, SPECULATIVE, STAGES
 from draftproof.snapshot import Series, Snapshot
 from draftproof.spec import Cell, Threshold
 
-NEEDED = ("pairs", "waiting_share", *(quantity.metric for quantity in (*SPECULATIVE, *PLAIN)))
+NEEDED = ("pairs", "waiting_share", *dict.fromkeys(each.metric for each in (*SPECULATIVE, *STAGES, *PLAIN)))
 """Metrics without whose limits nothing can be compared."""
 
 

@@ -2,7 +2,10 @@
 
 For each speculative cell: **drafter** (acceptance length), **system** (seconds of an engine step over no-SD's) and
 **end to end** (speedup). Throughput is tokens per step over seconds per step, so that what moved end to end shows in
-one of the first two. For no-SD, whose tokens per step never change, its own throughput is all there is.
+one of the first two. Where both sides have blocks of the stage clock, each **stage** is judged too, one-sided and over
+a decode step of no-SD, in the geometric mean over a variant's cells: one that cannot be told leaves nothing unjudged,
+since the system gate holds them all.
+For no-SD, whose tokens per step never change, its own throughput is all there is.
 
 A ratio to no-SD moves when either arm does: `draftproof.movers` says whose change it is.
 """
@@ -28,7 +31,7 @@ from draftproof.analysis.survival import holm
 from draftproof.comparable import Limits, Sides, busy, held_apart, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
 from draftproof.movers import Own, Peers, Tested, log_limit, mean_place, whose
-from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, GateName, PairFigure, Quantity, logs
+from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, STAGES, Figures, GateName, Quantity
 from draftproof.snapshot import Series, Snapshot, StageTotals
 from draftproof.spec import Threshold
 
@@ -68,6 +71,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     mean: str = ""
     """`mean_place` of the variant, where this cell is part of that figure."""
+    only_adds: bool = False
+    """As its `Quantity`: where it cannot tell, nothing is left unjudged."""
     metric: str = ""
     """Of the limit's row."""
     noun: str = ""
@@ -81,6 +86,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt sets in common."""
     why: str = ""
     """The reason without the figures above: why nothing could be judged, whose change it is, which stage rose."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has a say in what is made of its place and of the run."""
+        return not (self.only_adds and self.verdict == "UNSTABLE")
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +120,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """What differs and may: versions and the commit, of the newest run of each side."""
 
     def of(self, place: str) -> list[Finding]:
-        return [finding for finding in self.findings if finding.place == place]
+        """Findings that have a say there."""
+        return [finding for finding in self.findings if finding.place == place and finding.counts]
 
     def judgement(self, place: str) -> Judgement:
         """The worst of a place's gates, and what all of them say that are no better."""
@@ -132,6 +143,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         answered = [
             finding.verdict in GREEN or (finding.verdict == "UNSTABLE" and (finding.mean, finding.gate) in green)
             for finding in self.findings
+            if finding.counts
         ]
         return GREEN_EXIT if answered and all(answered) else UNJUDGED_EXIT
 
@@ -157,6 +169,7 @@ def compare(
     unlike_cells: dict[Changed, list[str]] = {change: [] for change in unlike}
     findings: list[Finding] = []
     tested: list[Tested] = []
+    stages: list[Tested] = []
     base_series, new_series = by_id(base), by_id(new)
     for series in latest.series:
         sides = Sides(
@@ -174,14 +187,18 @@ def compare(
         for quantity in SPECULATIVE if series.speculative else PLAIN:
             if refused is not None:
                 shown = few and (not waited or quantity.gate == "drafter")
-                moved = tested_of(sides, quantity, limits, same_run=same_run) if shown else None
+                moved = tested_of(sides, quantity, limits, sides.shared(), same_run=same_run) if shown else None
                 verdict, why = refused[0], refused[1] if shown or not waited else f"{refused[1]}; {waited}"
                 findings.append(unjudged(series, quantity, verdict, why, sets=sets, moved=moved))
             elif waited and quantity.gate != "drafter":
                 findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:
-                tested.append(tested_of(sides, quantity, limits, same_run=same_run))
-    tested += variant_means(tested)
+                tested.append(tested_of(sides, quantity, limits, sides.shared(), same_run=same_run))
+        for quantity in STAGES if series.speculative and refused is None and not waited else ():
+            shared = shared_sets(sides, quantity.logs)
+            if len(shared) > 1:
+                stages.append(tested_of(sides, quantity, limits, shared, same_run=same_run))
+    tested += variant_means(tested) + whole_variants(stages)
     findings += judged(tested)
     order = {series.id: index for index, series in enumerate(latest.series)}
     findings.sort(key=lambda finding: order.get(finding.place, -1))  # geometric means first
@@ -226,11 +243,17 @@ def by_id(runs: Sequence[Snapshot]) -> dict[str, list[Series]]:
     return found
 
 
-def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: bool) -> Tested:
-    """One gate's move."""
-    limit, shared = limits.of(quantity.metric, sides.last), sides.shared()
-    base_runs = [logs(one, quantity.value) for one in sides.base]
-    new_runs = [logs(one, quantity.value) for one in sides.new]
+def shared_sets(sides: Sides, logs: Figures) -> list[str]:
+    """Prompt sets of which every run has the figure."""
+    found = [logs(one) for one in (*sides.base, *sides.new)]
+    return [name for name in found[-1] if all(name in run for run in found)]
+
+
+def tested_of(sides: Sides, quantity: Quantity, limits: Limits, shared: list[str], *, same_run: bool) -> Tested:
+    """One gate's move over the prompt sets in `shared`, two at least."""
+    limit = limits.of(quantity.metric, sides.last)
+    base_runs = [quantity.logs(one) for one in sides.base]
+    new_runs = [quantity.logs(one) for one in sides.new]
     before = [statistics.fmean([run[name] for run in base_runs]) for name in shared]
     after = [statistics.fmean([run[name] for run in new_runs]) for name in shared]
     means = [statistics.fmean([run[name] for name in shared]) for run in base_runs]
@@ -261,18 +284,18 @@ def tested_of(sides: Sides, quantity: Quantity, limits: Limits, *, same_run: boo
 
 def own_moves(sides: Sides, quantity: Quantity, shared: list[str]) -> Own | None:
     """Of a ratio to no-SD: what each of its two arms did."""
-    figure = quantity.own
-    if figure is None:
+    if quantity.own is None:
         return None
 
-    def better(value: PairFigure) -> float:
+    def better(logs: Figures) -> float:
         new, base = (
-            statistics.fmean([found[name] for found in [logs(one, value) for one in runs] for name in shared])
+            statistics.fmean([found[name] for found in map(logs, runs) for name in shared])
             for runs in (sides.new, sides.base)
         )
         return -quantity.worse * (new - base)
 
-    return Own(arm=better(lambda ours, _: figure(ours)), no_sd=better(lambda _, base: figure(base)))
+    arm, no_sd = quantity.own
+    return Own(arm=better(arm), no_sd=better(no_sd))
 
 
 def stage_text(base: Sequence[StageTotals], new: Sequence[StageTotals]) -> str:
@@ -331,6 +354,17 @@ def variant_means(tested: Sequence[Tested]) -> list[Tested]:
     return means
 
 
+def whole_variants(stages: Sequence[Tested]) -> list[Tested]:
+    """Of the stages the geometric means alone, and the cell of a variant that has but one.
+
+    The stage clock's blocks are few; a test of each in every cell would cost the other gates their power under Holm.
+    """
+    means = variant_means(stages)
+    meant = {(t.series.target, t.series.variant, t.quantity.gate) for t in means}
+    alone = [t for t in stages if (t.series.target, t.series.variant, t.quantity.gate) not in meant]
+    return means + alone
+
+
 def together(members: Sequence[Tested]) -> tuple[list[float], float, Between]:
     """Of a variant's cells: each run's mean over them, the noise in it, and the spread between runs that is left."""
     widest = max((t.between for t in members), key=lambda between: between.sd)
@@ -385,6 +419,7 @@ def finding(tested: Tested, bound: float, worse: float, better: float, peers: Pe
         p=worse,
         reason="; ".join([told, *beside]),
         mean=mean_place(tested.series.target, tested.series.variant),
+        only_adds=quantity.only_adds,
         metric=quantity.metric,
         noun=quantity.noun,
         unit=quantity.unit,

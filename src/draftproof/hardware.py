@@ -8,15 +8,19 @@ import importlib
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from draftproof.spec import Hardware
 
+if TYPE_CHECKING:
+    from draftproof.catalog import Catalog
+
 GIB = 1 << 30
+BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -36,6 +40,8 @@ class Machine(msgspec.Struct, frozen=True):
     """Logical CPUs that this process may run on."""
     memory_gib: float
     """Main memory, or the container's limit where that is lower."""
+    bfloat16: bool = True
+    """Whether the CPU has instructions for bfloat16; without them it is several times as slow as float32."""
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     """The GPU driver's version."""
@@ -46,7 +52,10 @@ class Machine(msgspec.Struct, frozen=True):
 @functools.cache
 def detect_machine() -> Machine:
     """The machine that we run on, looked at once per process."""
-    from draftproof.engines.surroundings import cpu_model  # not above: the engines package imports much of draftproof
+    from draftproof.engines.surroundings import (  # not above: the engines package imports much of draftproof
+        cpu_flags,
+        cpu_model,
+    )
 
     gpus: tuple[Gpu, ...] = ()
     driver = error = None
@@ -60,8 +69,32 @@ def detect_machine() -> Machine:
     except NvmlError as reason:
         error = str(reason)
     return Machine(
-        cpu=cpu_model(), cores=usable_cores(), memory_gib=memory_gib(), gpus=gpus, driver=driver, nvml_error=error
+        cpu=cpu_model(),
+        cores=usable_cores(),
+        memory_gib=memory_gib(),
+        bfloat16=multiplies_bfloat16(cpu_flags()),
+        gpus=gpus,
+        driver=driver,
+        nvml_error=error,
     )
+
+
+def multiplies_bfloat16(flags: Collection[str]) -> bool:
+    """By the kernel's words for it (x86: AMX or AVX-512; Arm: bf16); not known to lack it where none are told."""
+    return not flags or not BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+def for_machine(hardware: Hardware, machine: Machine) -> Hardware:
+    """The hardware with the engine settings that this machine wants."""
+    if hardware.device != "cpu" or machine.bfloat16:
+        return hardware
+    return msgspec.structs.replace(hardware, engine={**hardware.engine, **hardware.engine_without_bfloat16})
+
+
+def settle(catalog: Catalog, machine: Machine) -> Catalog:
+    """The same catalog, its hardware as it is on this machine."""
+    catalog.hardware.update({name: for_machine(entry, machine) for name, entry in catalog.hardware.items()})
+    return catalog
 
 
 def missing(hardware: Hardware, machine: Machine) -> str | None:

@@ -134,6 +134,10 @@ def sd_session(config: pytest.Config) -> Session:
             )
         except DraftproofError as error:
             raise pytest.UsageError(str(error)) from error
+        for hardware in config.stash[SESSION].catalog.hardware.values():
+            for name in hardware.markers:
+                if name not in MARKERS:  # of an entry of the user's
+                    config.addinivalue_line("markers", f"{name}: draftproof: cells for {hardware.title}")
     return config.stash[SESSION]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from draftproof import gate, tables
@@ -12,7 +14,8 @@ from draftproof.analysis.held import unlike
 from draftproof.analysis.latency import Latency, latency_of
 from draftproof.analysis.pairs import speed_pairs, waiting_share
 from draftproof.analysis.paperratio import PaperBlock, paper_ratio
-from draftproof.analysis.stages import StageSums, sum_stages
+from draftproof.analysis.rowsprice import Interval
+from draftproof.analysis.stages import StageSums, stage_shares, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
 from draftproof.anatomy import Anatomies, anatomies
 from draftproof.determinism import (
@@ -65,6 +68,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     stages: StageSums | None
     stage_rounds: list[dict[str, float]]
     """Seconds of each stage by block, in order."""
+    stage_shares: dict[str, Interval] = {}
+    """Of the decode steps' time; empty where there are too few steps for intervals."""
     problems: list[str]
     """Broken invariants of the records but for those of drafts, which `health` holds."""
     health: DraftHealth | None = None
@@ -239,7 +244,7 @@ def cell_result(
         problems.append(str(error))
     for block, outputs in ours:
         problems += soundness(block, outputs, cell.output_tokens if study.ignore_eos else None)
-    rounds, stages = stage_rounds(view, unit, key) if unit else ([], None)
+    samples = step_samples(view, unit, key) if unit else []
     meaningless = place.arm.meaningless if place.arm else ""
     waiting = waiting_of(view, place)
     differing = unlike(place.base, place.arm) if place.arm and place.base and place.speculative else []
@@ -258,8 +263,9 @@ def cell_result(
         base_latency=latency_of(output for _, outputs in theirs for output in outputs),
         acceptance=acceptance_of([block for block, _ in ours], spec_outputs) if place.speculative else None,
         sameness=sameness,
-        stages=stages,
-        stage_rounds=rounds,
+        stages=sum_stages([step for block in samples for step in block]) if samples else None,
+        stage_rounds=[sum_stages(block).entries() for block in samples],
+        stage_shares=stage_shares(samples),
         problems=problems,
         health=draft_health(view, unit, place.arm, failures) if unit and place.arm and place.speculative else None,
         failures=failures,
@@ -351,12 +357,10 @@ def rate(blocks: list[BlockLine]) -> float | None:
     return sum(block.output_tokens for block in blocks) / seconds if seconds > 0 else None
 
 
-def stage_rounds(view: View, unit: UnitKey, key: str) -> tuple[list[dict[str, float]], StageSums | None]:
+def step_samples(view: View, unit: UnitKey, key: str) -> list[list[dict[str, Any]]]:
+    """Of each ``stages`` block of an arm that has some."""
     rows = [view.steps.get((line.part, key), []) for line in view.rotations(unit, "stages")]
-    rows = [block for block in rows if block]
-    if not rows:
-        return [], None
-    return [sum_stages(block).entries() for block in rows], sum_stages([step for block in rows for step in block])
+    return [block for block in rows if block]
 
 
 def aa_results(view: View) -> list[AaResult]:

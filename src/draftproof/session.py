@@ -23,7 +23,7 @@ from draftproof.errors import DraftproofError, rule, scrub, unknown
 from draftproof.examples import FILE as EXAMPLES
 from draftproof.examples import Examples
 from draftproof.gate import check_limits, limit_of
-from draftproof.hardware import detect_machine, gpu_state, missing
+from draftproof.hardware import detect_machine, gpu_state, missing, settle
 from draftproof.live import Progress
 from draftproof.plan import ArmSpec, Group, Plan, build_plan
 from draftproof.prompts import fits, tokenize_request
@@ -78,7 +78,7 @@ class Session:
             raise unknown("--sd-engine", options.engine, ENGINES)
         if (options.engine == "replay") != (options.replay is not None):
             raise DraftproofError("--sd-engine replay and --sd-replay RUN (the folder of a recorded run) go together")
-        self.catalog: Catalog = load_catalog(*options.overlays)
+        self.catalog: Catalog = settle(load_catalog(*options.overlays), detect_machine())
         self.study: Study = self.catalog.get("studies", options.study)
         self.file_workloads: dict[str, tuple[Workload, Path]] = {}
         if options.prompts is not None:
@@ -126,6 +126,12 @@ class Session:
             return (
                 f"needs hardware for which vLLM has batch-invariant kernels; found {hardware.name!r}, whose entry says "
                 "batch_invariant = false; enable with a GPU that vLLM's documentation of VLLM_BATCH_INVARIANT lists"
+            )
+        if self.catalog.variants[cell.variant].control is not None and hardware.tensor_parallel_size > 1:
+            return (
+                "needs the model in the engine's own process, where a control is told what to draft; found "
+                f"tensor_parallel_size = {hardware.tensor_parallel_size} of {hardware.name!r}, with a process for each "
+                "part; enable with hardware that holds the whole target"
             )
         return missing(hardware, detect_machine())
 

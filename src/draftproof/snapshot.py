@@ -84,6 +84,8 @@ class Series(Kept, frozen=True, kw_only=True):
     aa_sets: list[SetTotals] = []
     """Of no-SD: its A/A twin, where it ran."""
     stages: list[StageTotals] = []
+    base_stages: list[StageTotals] = []
+    """Of the no-SD arm on the same prompts."""
     throughput: Verdict
     """What the run itself said."""
     determinism: Verdict
@@ -207,6 +209,7 @@ def series_of(view: View, cell: CellResult) -> Series:
             base_sets=[base_sets[rotation] for rotation in shared] if place.speculative else [],
             aa_sets=[twins[rotation] for rotation in shared if rotation in twins],
             stages=stage_totals(view, unit, key),
+            base_stages=stage_totals(view, unit, base) if place.speculative else [],
         )
     except ValueError as error:
         return msgspec.structs.replace(series, throughput="FAILED", reason=str(error))

@@ -352,6 +352,8 @@ class Hardware(Entry, frozen=True, kw_only=True):
     load_timeout_s: float = 900.0
     block_timeout_s: float = 1800.0
     engine: dict[str, Any] = {}
+    engine_without_bfloat16: dict[str, Any] = {}
+    """Of a CPU: further engine settings, laid over `engine` where it has no instructions for bfloat16."""
     variables: dict[str, str] = {}
     """Environment variables of every arm."""
     batch_invariant: bool = False

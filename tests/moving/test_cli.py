@@ -95,6 +95,19 @@ def test_a_report_needs_the_catalog_of_its_hardware(
     assert "divergence_gap_nats" in capsys.readouterr().err
 
 
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_claims_of_the_papers_own_figures_and_of_a_run(clean_run: Bench, overlay: Path) -> None:
+    code, alone = invoke("claims")
+    assert code == 0
+    assert "in the paper's own figures: is contradicted: 209 of 212 for it, 3 against" in alone
+    assert "on this run" not in alone
+    code, text = invoke("claims", str(clean_run.folder.path), "--sd-catalog", str(overlay))
+    assert code == 0
+    assert "on this run: is contradicted" in text.partition("faster-at-every-batch")[2].splitlines()[1]
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import draftproof.session
-from draftproof.catalog import Catalog
+from draftproof.catalog import Catalog, fixtures_folder
 from draftproof.engines import BlockRequest, BlockResult
 from draftproof.engines.replay import ReplayArm
 from draftproof.hardware import Machine
@@ -200,6 +200,21 @@ def test_the_users_prompts_replace_the_workloads(suites: pytest.Pytester) -> Non
     assert not [name for name in found if "code_edit" in name or "chat" in name]
 
 
+def test_hardware_of_the_users_may_have_a_marker_of_its_own(suites: pytest.Pytester, tmp_path: Path) -> None:
+    """Strict markers know it, and it chooses cells."""
+    for kind in ("hardware", "thresholds", "studies"):
+        (tmp_path / kind).mkdir()
+    own = (fixtures_folder() / "hardware/cpu.toml").read_text().replace('name = "cpu"', 'name = "mine"')
+    (tmp_path / "hardware/mine.toml").write_text(own.replace('markers = ["cpu"]', 'markers = ["mine"]'))
+    (tmp_path / "thresholds/mine.toml").write_text((fixtures_folder() / "thresholds/cpu.toml").read_text())
+    study = (fixtures_folder() / "studies/smoke.toml").read_text().replace('name = "smoke"', 'name = "my-smoke"')
+    (tmp_path / "studies/my-smoke.toml").write_text(study.replace('hardware = "cpu"', 'hardware = "mine"'))
+    options = ("--sd-catalog", str(tmp_path), "--sd-study", "my-smoke", "--collect-only", "-q", *SUITES)
+    chosen, others = (suites.runpytest_inprocess(*options, "-m", wanted) for wanted in ("mine", "not mine"))
+    assert len(ids(chosen)) > 10
+    assert not [name for name in ids(others) if "smollm2" in name]
+
+
 def test_the_users_catalog_is_laid_over_ours(suites: pytest.Pytester, overlay: Path) -> None:
     options = ("--sd-catalog", str(overlay), "--sd-study", "toy", "--collect-only", "-q")
     found = ids(suites.runpytest_inprocess(*options, *SUITES))
@@ -213,6 +228,25 @@ def test_the_users_catalog_is_laid_over_ours(suites: pytest.Pytester, overlay: P
 
 
 # --- without the hardware ---------------------------------------------------------------------------------------------
+
+
+def test_a_control_needs_the_model_in_the_engines_own_process(tmp_path: Path) -> None:
+    """With tensor parallelism each part has a process, and none of them is told what to draft."""
+    for kind in ("hardware", "studies"):
+        (tmp_path / kind).mkdir()
+    own = (fixtures_folder() / "hardware/cpu.toml").read_text().replace('name = "cpu"', 'name = "mine"')
+    (tmp_path / "hardware/mine.toml").write_text(
+        own.replace('device = "cpu"', 'device = "cpu"\ntensor_parallel_size = 2')
+    )
+    study = (fixtures_folder() / "studies/controls.toml").read_text().replace('name = "controls"', 'name = "mine"')
+    (tmp_path / "studies/mine.toml").write_text(study.replace('hardware = "cpu"', 'hardware = "mine"'))
+    session = draftproof.session.Session(
+        draftproof.session.Options(study="mine", overlays=[tmp_path], report_dir=tmp_path)
+    )
+    gaps = {cell.variant: session.hardware_gap(cell) for cell in session.cells}
+    assert gaps["no_sd"] is gaps["self_draft"] is None
+    for control in ("oracle", "oracle_k7", "adversarial", "random_half"):
+        assert "found tensor_parallel_size = 2 of 'mine'" in (gaps[control] or "")
 
 
 @pytest.mark.usefixtures("no_gpu")

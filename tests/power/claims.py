@@ -12,10 +12,25 @@ from draftproof.comparison import Compared, Finding, compare
 from draftproof.gate import GREEN, Verdict
 from draftproof.movers import mean_place
 from draftproof.spec import Threshold
-from tests.power.sessions import ARMS, CLEAN, PLAIN, TARGET, VARIANTS, Fault, Noise, Order, builds, deal, run
+from tests.power.sessions import (
+    ARMS,
+    CLEAN,
+    PLAIN,
+    STAGE_SHARES,
+    TARGET,
+    VARIANTS,
+    Fault,
+    Noise,
+    Order,
+    builds,
+    deal,
+    run,
+)
 
 VICTIM = VARIANTS[1]
 """The variant that a fault of one variant is planted in."""
+DRAFT_SHARE = float(STAGE_SHARES[ARMS.index(VICTIM), 0])
+"""Of a decode step."""
 CELL = f"{TARGET}-{VICTIM}-chat-b4"
 SLOWDOWNS = (0.05, 0.075, 0.1, 0.15, 0.2)
 PAIRS = (4, 8, 12, 16, 24, 48)
@@ -107,7 +122,7 @@ def put_down_to_no_sd(finding: Finding) -> bool:
 
 
 def not_green(finding: Finding) -> bool:
-    return finding.verdict not in GREEN
+    return finding.counts and finding.verdict not in GREEN
 
 
 def false_alarms(rows: Rows, sessions: int, setting: Setting, seed: int = 1) -> dict[str, Share]:
@@ -159,6 +174,11 @@ NAMED = {
         fault=Fault(acceptance={VICTIM: 0.85}),
         right=says("REGRESSED", VICTIM, gate="drafter"),
         wrong=says("REGRESSED", gate="system"),
+    ),
+    "one variant's drafting +40 %": Named(
+        fault=Fault(draft={VICTIM: 1.4}, seconds={VICTIM: 1 + 0.4 * DRAFT_SHARE}),
+        right=says("REGRESSED", VICTIM, gate="draft stage"),
+        wrong=says("REGRESSED", gate="verify stage"),
     ),
     "all variants' seconds +15 %": Named(
         fault=Fault(seconds=dict.fromkeys(VARIANTS, 1.15)),

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from draftproof.snapshot import Series, SetTotals, Snapshot
+from draftproof.snapshot import Series, SetTotals, Snapshot, StageTotals
 
 Array = npt.NDArray[np.float64]
 Order = Literal["rotations", "arm after arm"]
@@ -38,6 +38,16 @@ STEP_S = np.array([0.030, 0.034, 0.060, 0.042])
 """By arm, of a decode step at batch size 1."""
 PREFILL_STEPS = 3.0
 """What the prefill step takes, in decode steps."""
+
+
+STAGE_BLOCKS = 4
+STAGES = ("draft", "verify", "sample", "overhead")
+STAGE_SHARES = np.array(
+    [[0.0, 0.88, 0.01, 0.11], [0.02, 0.86, 0.02, 0.10], [0.42, 0.48, 0.01, 0.09], [0.2, 0.69, 0.01, 0.1]]
+)
+"""By arm and stage, of a decode step."""
+STAGE_SD = 0.02
+"""Of the log of one stage's seconds in one block, beside what the whole block shares."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +83,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """By arm: of every block."""
     acceptance: Mapping[str, float] = {}
     """By arm: of the acceptance length of every request."""
+    draft: Mapping[str, float] = {}
+    """By arm: of the seconds of drafting alone; what that makes of the whole is for `seconds` to say."""
     machine: float = 1.0
     """On the seconds of all arms."""
     units: Sequence[tuple[str, int]] = UNITS
@@ -140,7 +152,8 @@ def builds(
         once = prompts.step_s * (PREFILL_STEPS + steps - 1) * factors(fault.seconds, fault.units) * fault.machine
         processes = rng.normal(0, noise.ratio_sd, arms) * (np.arange(arms) > 0)
         seconds = once * np.exp(ours).sum(axis=2) * np.exp(processes)
-        snapshots.append(snapshot_of(run_id, seconds, PASSES * steps, PASSES * drafts, PASSES * accepted))
+        stages = stage_seconds(rng.spawn(1)[0], prompts, noise, fault) * np.exp(processes)[:, None]
+        snapshots.append(snapshot_of(run_id, seconds, PASSES * steps, PASSES * drafts, PASSES * accepted, stages))
     return snapshots
 
 
@@ -187,18 +200,40 @@ def counts(rng: np.random.Generator, prompts: Prompts, noise: Noise, fault: Faul
     return drafts, accepted, 1 + (decode * there).max(axis=-1)
 
 
+def stage_seconds(rng: np.random.Generator, prompts: Prompts, noise: Noise, fault: Fault) -> Array:
+    """Of one decode step, [block, unit, arm, stage]; the stage clock's blocks are blocks of their own."""
+    calm = noise == CALM
+    blocks = prompts.step_s[:STAGE_BLOCKS, ..., None] * factors(fault.seconds, fault.units)[..., None] * fault.machine
+    found = blocks * STAGE_SHARES
+    of_drafts = factors(fault.draft, fault.units)
+    # `seconds` of the same fault holds for all stages: what is meant for drafting alone is taken off again.
+    found /= np.where(of_drafts > 1, factors(fault.seconds, fault.units), 1.0)[..., None]
+    found[..., 0] *= of_drafts
+    own = rng.normal(0, 0.0 if calm else STAGE_SD, found.shape)
+    return np.asarray(found * np.exp(own + rng.normal(0, noise.block_sd, blocks.shape)))
+
+
 def factors(by_arm: Mapping[str, float], where: Sequence[tuple[str, int]]) -> Array:
     """[unit, arm]: what a fault multiplies by."""
     return np.array([[by_arm.get(arm, 1.0) if unit in where else 1.0 for arm in ARMS] for unit in UNITS])
 
 
-def snapshot_of(run_id: str, seconds: Array, steps: Array, drafts: Array, accepted: Array) -> Snapshot:
-    """All [set, unit, arm], both passes added."""
+def snapshot_of(run_id: str, seconds: Array, steps: Array, drafts: Array, accepted: Array, stage_s: Array) -> Snapshot:
+    """All [set, unit, arm], both passes added; `stage_s`: [block, unit, arm, stage] of one decode step."""
     series = []
     for number, (workload, size) in enumerate(UNITS):
         tokens = PASSES * size * OUTPUT_TOKENS
         by_arm = {}
+        clocked = {}
         for place, arm in enumerate(ARMS):
+            clocked[arm] = [
+                StageTotals(
+                    prompts=f"{workload}-{size}-{index}",
+                    decode_steps=OUTPUT_TOKENS,
+                    seconds={stage: OUTPUT_TOKENS * value for stage, value in zip(STAGES, block.tolist(), strict=True)},
+                )
+                for index, block in enumerate(stage_s[:, number, place])
+            ]
             columns = (array[:, number, place].tolist() for array in (seconds, steps, drafts, accepted))
             by_arm[arm] = [
                 SetTotals(
@@ -220,6 +255,8 @@ def snapshot_of(run_id: str, seconds: Array, steps: Array, drafts: Array, accept
                 held={"dtype": "bfloat16"},
                 sets=by_arm[arm],
                 base_sets=[] if arm == PLAIN else by_arm[PLAIN],
+                stages=clocked[arm],
+                base_stages=[] if arm == PLAIN else clocked[PLAIN],
                 throughput="PASS",
                 determinism="PASS",
             )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from draftproof.analysis.rowsprice import Interval
+from draftproof.analysis.stats import t_quantile
 
 STAGES = ("draft", "verify", "sample", "overhead", "prefill")
 """What a block's time is split into. ``verify`` holds the target's forward pass and the LM head; ``overhead`` is the
@@ -26,6 +31,10 @@ OVERHEAD_PARTS = tuple(column for columns in OVERHEAD.values() for column in col
 UNATTRIBUTED_LIMIT = 0.05
 """Share of the decode steps that no part may leave unclaimed: this project's own bound on what its clock may miss. Real
 vLLM on two cores left 0.1 to 0.3 %."""
+
+GROUPS = 10
+"""Runs of neighbouring decode steps that stage shares are jackknifed over, all blocks together; at least half of them
+are needed."""
 
 SCOPES = "named scopes, host seconds"
 """How the seconds of runs were measured that do not say so."""
@@ -111,3 +120,30 @@ def sum_stages(steps: Iterable[dict[str, Any]]) -> StageSums:
         spread_s=spread,
         clock=clock,
     )
+
+
+def stage_shares(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Interval]:
+    """Share of each stage in the decode steps' time with its 95 % interval; `blocks`: step samples of each block.
+
+    Jackknife over groups of neighbouring steps (they resemble each other: over single steps it would be too narrow),
+    t quantile. What differs between two blocks is in it only where there are several. Empty with too few steps.
+    """
+    groups = []
+    for block in blocks:
+        steps = [step for step in block if step["kind"] == "decode"]
+        count = min(len(steps), math.ceil(GROUPS / len(blocks)))
+        edges = [len(steps) * part // count for part in range(count + 1)] if count else []
+        groups += [sum_stages(steps[low:high]) for low, high in itertools.pairwise(edges)]
+    whole = sum(group.decode_s for group in groups)
+    if len(groups) < GROUPS / 2 or not all(group.decode_s > 0 for group in groups):
+        return {}
+    reach = t_quantile(len(groups) - 1)
+    found = {}
+    for stage in (stage for stage in STAGES if stage != "prefill"):
+        total = sum(group.seconds[stage] for group in groups)
+        left_out = [(total - group.seconds[stage]) / (whole - group.decode_s) for group in groups]
+        middle = sum(left_out) / len(groups)
+        error = math.sqrt((len(groups) - 1) / len(groups) * sum((share - middle) ** 2 for share in left_out))
+        share = total / whole
+        found[stage] = Interval(share, max(0.0, share - reach * error), min(1.0, share + reach * error))
+    return found

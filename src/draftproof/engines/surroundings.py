@@ -99,3 +99,12 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def cpu_flags() -> list[str]:
+    """The kernel's words for what the CPU can do; [] where it does not tell."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.lower().startswith(("flags", "features")):
+                return line.split(":", 1)[1].split()
+    return []

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
-from draftproof.gate import GREEN, RED, Verdict
+from draftproof.gate import GREEN, RED
 from draftproof.report.words import some
 
 SENTENCES = {GREEN_EXIT: "green", RED_EXIT: "red"}
@@ -18,7 +18,8 @@ NAMED = 12
 def headline(found: Compared) -> str:
     """What moved, in one sentence."""
     red = [one for one in found.findings if one.verdict in RED]
-    not_judged = [one for one in found.findings if one.verdict not in RED | GREEN]
+    judged = [one for one in found.findings if one.counts]
+    not_judged = [one for one in judged if one.verdict not in RED | GREEN]
     better = [one for one in found.findings if one.verdict == "IMPROVED"]
     against = "the other build in the same rotations" if found.same_run else f"{len(found.base)} run(s)"
     parts = []
@@ -27,13 +28,14 @@ def headline(found: Compared) -> str:
             names = list(dict.fromkeys(f"{one.place} ({one.gate})" for one in ones))
             parts.append(f"{title}: {some(names, NAMED)}")
     if not_judged:
-        parts.append(f"{len(not_judged)} of {len(found.findings)} gates not judged")
+        parts.append(f"{len(not_judged)} of {len(judged)} gates not judged")
     told = "; ".join(parts) or "nothing moved beyond its limit"
     return f"{SENTENCES.get(found.exit_code, 'not judged')} against {against}: {told} ({found.tests} tests, Holm)"
 
 
 def ordered(found: Compared) -> list[Finding]:
-    """The most important first: what regressed, what failed, what was not judged, what is better, the rest.
+    """The most important first: what regressed, what failed, what was not judged, what is better, the rest, and last
+    what only looks closer and cannot tell.
 
     Within each: what lies furthest beyond its limit, and of what is better the largest gain; where that is equal,
     geometric means and then the order of the cells.
@@ -44,14 +46,16 @@ def ordered(found: Compared) -> list[Finding]:
 def importance(one: Finding) -> tuple[int, float]:
     """Sort key of a finding."""
     beyond = one.beyond if one.beyond is not None else -math.inf
-    return rank(one.verdict), beyond if one.verdict == "IMPROVED" else -beyond
+    return rank(one), beyond if one.verdict == "IMPROVED" else -beyond
 
 
-def rank(verdict: Verdict) -> int:
-    """Of a verdict among findings: the smaller, the more it matters."""
-    if verdict in RED:
-        return 0 if verdict == "REGRESSED" else 1
-    return 2 if verdict not in GREEN else 3 if verdict == "IMPROVED" else 4
+def rank(one: Finding) -> int:
+    """The smaller, the more it matters."""
+    if one.verdict in RED:
+        return 0 if one.verdict == "REGRESSED" else 1
+    if one.verdict in GREEN:
+        return 3 if one.verdict == "IMPROVED" else 4
+    return 2 if one.counts else 5
 
 
 def lines(found: Compared) -> list[str]:

@@ -34,7 +34,7 @@ def positions(page: Page) -> Section | None:
     if not body:
         return None
     table = Table(
-        name="by-position",
+        name="draft-positions",
         title="By draft position",
         note="Accepted at a position over drafts made: a survival, not conditional on the position before.",
         head=["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"],

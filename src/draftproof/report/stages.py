@@ -105,7 +105,7 @@ def milliseconds(found: Interval) -> str:
 def prices(results: RunResults) -> Table:
     """Verify time by batch size and rows."""
     found = results.stage_findings.prices
-    several = len({(one.target, one.build) for one in found}) > 1
+    several = len({one.build for one in found}) > 1
     head = [
         "target",
         "B",

@@ -21,7 +21,7 @@ import draftproof
 from draftproof.catalog import Catalog
 from draftproof.engines import BlockRequest, Engine, LiveArm, StartRequest, Traced, TraceRequest
 from draftproof.errors import DraftproofError, rule, unknown
-from draftproof.hardware import detect_machine, missing
+from draftproof.hardware import detect_machine, for_machine, missing
 from draftproof.plan import DEFAULT_MAX_MODEL_TOKENS, Place, speculative_config
 from draftproof.prompts import check_bos, fits, tokenize_request
 from draftproof.records import UnitKey
@@ -135,7 +135,7 @@ class Tracer:
     """One target on one workload; its arms are alive one at a time."""
 
     def __init__(self, asked: Asked, target: Target, catalog: Catalog, engine: Engine, say: Say) -> None:
-        hardware = catalog.get("hardware", asked.hardware)
+        hardware = for_machine(catalog.get("hardware", asked.hardware), detect_machine())
         gap = missing(hardware, detect_machine())
         if gap is not None:
             raise DraftproofError(gap)
