@@ -355,6 +355,7 @@ def test_what_is_too_little_to_judge_is_shown_with_its_interval() -> None:
     assert one.high is not None
     assert one.low < 2 < one.high
     assert one.beyond is not None
+    assert one.change is not None
     assert one.beyond == pytest.approx(one.change - 0.05)
     alone = only(against(make_run(sets=1), make_run("base", sets=1)), "system")
     assert (alone.change, alone.low, alone.sets) == (None, None, 1)

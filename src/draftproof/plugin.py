@@ -39,6 +39,7 @@ MARKERS = {
     "nightly": "cells of a nightly study",
 }
 PROGRESS_EVERY_S = 15.0
+NOBODY_ASKED = "the comparison is red, and no test fails by it: tests_perf/test_regression.py was not run"
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """The variable that names the file of GitHub's job summary."""
 
@@ -460,10 +461,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def write_session_report(session: pytest.Session, state: Session) -> None:
     """With the run against its baseline or other build; without, where that cannot be said: then why is told."""
+    from draftproof.comparison import RED_EXIT
     from draftproof.errors import DraftproofError
     from draftproof.report import write_report
 
     assert state.folder is not None
+    judged = state.against is not None
     problems, found = [], None
     try:
         results = state.results or state.judge()
@@ -477,6 +480,8 @@ def write_session_report(session: pytest.Session, state: Session) -> None:
     if problems:
         session.config.stash[PROBLEM] = "\n".join(problems)
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    elif found is not None and found.exit_code == RED_EXIT and not judged:
+        session.config.stash[PROBLEM] = NOBODY_ASKED
 
 
 def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None:

@@ -297,6 +297,8 @@ def test_a_session_with_a_baseline_leaves_the_same_section(
     assert ("failed" in outcomes.values()) == (REGRESSION in tests)
     assert result.ret == (1 if REGRESSION in tests else 0)
     result.stdout.fnmatch_lines([f"red against 1 run(s): red: {CELL} (system), {CELL} (end to end) *"])
+    told = "the comparison is red, and no test fails by it: tests_perf/test_regression.py was not run"
+    assert (told in result.stdout.str()) == (REGRESSION not in tests)
     check_red(texts(report_folder(suites)))
 
 
