@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any, get_args
 
@@ -12,13 +11,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from draftproof.analysis.acceptance import Acceptance
-from draftproof.analysis.stats import Ratio
 from draftproof.gate import Verdict
 from draftproof.metrics import METRICS
 from draftproof.records import NoiseLine
 from draftproof.report import view
 from draftproof.report.html import render_html
-from draftproof.report.intervals import Interval, interval_plot
 from draftproof.report.markdown import DIFFERENCE_HEAD, render_markdown
 from draftproof.report.surroundings import engines
 from draftproof.report.templates import VERDICTS
@@ -103,7 +100,7 @@ def test_everything_that_the_records_hold_is_on_the_page() -> None:
         "VLLM_CPU_KVCACHE_SPACE",
         "max_model_len",
         "num_speculative_tokens",
-        "speedup over no speculation",
+        "speedup over no-SD (x)",
         "jackknife over prompt sets",
     ]:
         assert what in found.text, what
@@ -247,7 +244,7 @@ def test_long_texts_are_cut_with_a_note() -> None:
     assert len(text) < 1_000_000
     table = render_markdown(run(cell(sameness=sameness(difference(long, "a")))), header())
     assert "cut: 99940 more characters" in table
-    assert len(table) < 10_000
+    assert len(table) < 14_000
 
 
 @given(st.text(st.characters(codec=None), max_size=40))
@@ -316,48 +313,7 @@ def test_three_hundred_cells_stay_small() -> None:
     assert all(result.cell.id in found.text for result in cells)
     assert "10 of 300, divergent ones first" in found.text
     assert "(3600 in all, each in summary.json)" in found.text
-    assert "and 288 more" in found.text
-
-
-# -- the plot ----------------------------------------------------------------------------------------------------------
-
-
-def plot_rows(*ratios: Ratio | None) -> list[Interval]:
-    plot = interval_plot([(str(index), cell(speedup=found)) for index, found in enumerate(ratios)])
-    assert plot is not None
-    return plot.rows
-
-
-def test_the_plot_orders_and_names_intervals() -> None:
-    faster, slower, unclear = plot_rows(ratio(2.0, 1.5, 2.5), ratio(0.5, 0.4, 0.6), ratio(1.0, 0.9, 1.1))
-    assert (faster.tone, slower.tone, unclear.tone) == ("faster", "slower", "unclear")
-    assert slower.low < slower.value < slower.high < unclear.value < faster.low < faster.value < faster.high
-    assert [faster.low_cut, faster.high_cut] == [False, False]
-
-
-def test_the_plot_has_a_line_at_one_and_leaves_out_no_sd() -> None:
-    assert interval_plot([("x", reference())]) is None
-    assert interval_plot([]) is None
-    plot = interval_plot([("x", reference()), ("y", cell()), ("z", cell(speedup=None))])
-    assert plot is not None
-    assert (plot.one, "1") in plot.ticks
-    assert (len(plot.rows), plot.left_out) == (1, 1)
-
-
-positive = st.floats(min_value=0, max_value=1e300, exclude_min=True, allow_subnormal=False)
-
-
-@given(st.lists(st.tuples(positive, positive, positive).map(sorted), min_size=1, max_size=8), st.booleans())
-def test_the_plot_stays_within_its_frame(ratios: list[list[float]], endless: bool) -> None:
-    """However wild the intervals, an end without a bound included."""
-    found = [ratio(value, low, float("inf") if endless else high) for low, value, high in ratios]
-    plot = interval_plot([("x", cell(speedup=one)) for one in found])
-    assert plot is not None
-    for row in plot.rows:
-        assert 0 <= row.low <= row.value <= row.high <= 100
-    places = [at for at, _ in plot.ticks]
-    assert places == sorted(places)
-    assert all(b - a >= 8.9 for a, b in itertools.pairwise(places))
+    assert "6 more variants in 180" in found.text
 
 
 # -- arms --------------------------------------------------------------------------------------------------------------

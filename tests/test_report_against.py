@@ -9,12 +9,13 @@ import pytest
 
 from draftproof.comparison import Apart, Compared, Finding, compare
 from draftproof.gate import Verdict
-from draftproof.report import Summary, against
+from draftproof.report import Summary, against, parts, summary_of
 from draftproof.report.against import MOVES_HEAD
 from draftproof.report.compared import headline, ordered
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
 from draftproof.report.parts import Table
+from draftproof.report.sections import sections
 from draftproof.results import RunResults
 from draftproof.snapshot import Snapshot
 from tests.reporting import HOSTILE, Page, cell, header, markdown_tags, reference, run
@@ -65,8 +66,16 @@ def table(of: Compared, name: str) -> Table:
     return one
 
 
+def html(of: Compared, results: RunResults = RUN) -> str:
+    return render_html(results, header(), sections(parts.Page(results, header(), of)))
+
+
+def markdown_of(of: Compared, results: RunResults = RUN) -> str:
+    return render_markdown(results, header(), sections(parts.Page(results, header(), of)))
+
+
 def page(of: Compared, results: RunResults = RUN) -> Page:
-    return Page(render_html(results, header(), of))
+    return Page(html(of, results))
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
@@ -82,7 +91,7 @@ def test_without_a_comparison_there_is_no_section(render: Any) -> None:
 def test_the_section_is_on_the_page_and_in_markdown() -> None:
     """With the verdict, who is compared with whom, and each gate's figures: the same on both."""
     of = found(make_run(arm=slower(NGRAM, 1.3)))
-    shown, text = page(of).text, render_markdown(RUN, header(), of).replace("\\", "")
+    shown, text = page(of).text, markdown_of(of).replace("\\", "")
     worst = ordered(of)[0]
     for where in (shown, text):
         for what in (
@@ -172,7 +181,7 @@ def test_a_stage_that_rose_is_a_row_of_its_own() -> None:
 
 def test_a_verdict_is_a_word_with_a_sign() -> None:
     """Colour alone says nothing."""
-    text = render_html(RUN, header(), found(make_run(arm=slower(NGRAM, 1.3))))
+    text = html(found(make_run(arm=slower(NGRAM, 1.3))))
     section = text[text.index('id="against"') :]
     assert '<span class="verdict bad"><span class="sign" aria-hidden="true">▼</span>REGRESSED</span>' in section
 
@@ -217,7 +226,7 @@ def test_held_fields_that_differ_are_red_with_both_values_and_nothing_is_judged(
         [["cpu", "'a CPU'", "'this <CPU>'", "all"], ["seed", "7", "8", "all"]],
     )
     assert held.title == "Held fields differ, so that nothing is judged"
-    text = render_html(RUN, header(), of)
+    text = html(of)
     assert '<table class="bad">' in text
     assert "&#39;this &lt;CPU&gt;&#39;" in text
     assert not table(of, "against-moves").body
@@ -288,7 +297,7 @@ def test_renders(of: Compared, title: str) -> None:
     for results in (RUN, run(arms=[]), run(cell(), finished=False, partial="ended early")):
         shown = page(of, results)
         assert title in shown.text
-        text = render_markdown(results, header(), of)
+        text = markdown_of(of, results)
         assert f"## {title}" in text.replace("\\", "")
         assert not {"html_inline", "html_block"} & markdown_tags(text)
 
@@ -314,7 +323,7 @@ def test_untrusted_text_stays_text(text: str) -> None:
     shown = page(of)
     assert "script" not in shown.tags
     assert not [char for char in shown.text if not (char.isprintable() or char in "\n\t")]
-    markdown = render_markdown(RUN, header(), of)
+    markdown = markdown_of(of)
     markdown.encode()
     assert not {"html_inline", "html_block", "link_open", "image", "fence"} & markdown_tags(markdown)
 
@@ -339,8 +348,7 @@ def test_many_gates_stay_small() -> None:
 
 def test_the_summary_holds_the_comparison_and_reads_back() -> None:
     of = found(make_run(arm=slower(NGRAM, 1.3)))
-    with_it = Summary(**msgspec.structs.asdict(RUN), against=of)
-    assert msgspec.json.decode(msgspec.json.encode(with_it), type=Summary).against == of
-    without = msgspec.json.encode(Summary(**msgspec.structs.asdict(RUN)))
+    assert msgspec.json.decode(msgspec.json.encode(summary_of(RUN, of)), type=Summary).against == of
+    without = msgspec.json.encode(summary_of(RUN))
     assert b'"against"' not in without
     assert msgspec.json.decode(without, type=RunResults) == RUN

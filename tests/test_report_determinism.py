@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,9 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.acceptance import AcceptanceRepeat
 from draftproof.analysis.lengths import length_rows
@@ -28,16 +29,20 @@ from draftproof.report.determinism import (
     EARLIEST,
     earliest,
     grid,
+    longest_of,
     per_1000,
     rate_text,
     survival_at,
     survival_text,
     tables,
 )
+from draftproof.report.drawing import KNOWN, look
 from draftproof.report.html import render_html
 from draftproof.report.markdown import differences, render_markdown
+from draftproof.report.panels import LINES_DRAWN, PANELS_DRAWN
 from draftproof.report.parts import Table
 from draftproof.results import CellResult, RunResults
+from tests.figures import row_names, xs, ys
 from tests.reporting import (
     HOSTILE,
     Page,
@@ -248,7 +253,7 @@ def test_several_targets_and_builds_are_told_apart() -> None:
         "ngram (other, base build)",
     ]
     assert told(results, "floor")[0]["workload"] == "chat (tiny, new build)"
-    assert [panel.title for panel in panels(results)] == [
+    assert [panel.title for panel in curves.panels_of(results)] == [
         "chat (tiny, new build), batch size 1",
         "chat (other, base build), batch size 1",
     ]
@@ -266,7 +271,7 @@ def test_several_targets_and_builds_are_told_apart() -> None:
     ],
 )
 def test_where_nothing_was_compared_there_is_no_section(results: RunResults) -> None:
-    assert (tables(results), earliest(results), curves.survivals(results)) == ([], [], None)
+    assert (tables(results), earliest(results), curves.panels_of(results)) == ([], [], [])
     assert outputs.section(parts.Page(results, header())) is None
     found = page(results)
     assert "outputs" not in found.values("id")
@@ -427,8 +432,8 @@ def test_untrusted_text_breaks_no_table(text: str) -> None:
 def test_a_models_text_is_cut_wherever_it_is_long() -> None:
     long = "<" * 100_000
     results = run(cell(sameness=sameness(difference(long, long, prompt_id=long, before=long, after=(long, long)))))
-    assert len(render_markdown(results, header())) < 10_000
-    assert len(render_html(results, header())) < 60_000
+    assert len(render_markdown(results, header())) < 14_000
+    assert len(render_html(results, header())) < 100_000  # one of the texts alone, uncut
 
 
 def blocks(text: str) -> list[str]:
@@ -447,37 +452,28 @@ def test_any_text_around_a_difference_is_harmless(before: str, after: str) -> No
 # -- the curves --------------------------------------------------------------------------------------------------------
 
 
-def panels(results: RunResults) -> Sequence[curves.Panel]:
-    found = curves.survivals(results)
-    assert found is not None
-    return found.panels
-
-
-def places(path: str) -> list[tuple[str, float]]:
-    return [(word[0], float(word[1:])) for word in re.findall(r"[HV]-?[\d.]+", path)]
+def drawn(curves_of: Sequence[curves.Curve], longest: int) -> Axes:
+    axes = Sheet().subplots()
+    curves.curves_on(axes, curves_of, longest)
+    return axes
 
 
 def test_a_panel_for_each_workload_and_batch_size_and_a_line_for_each_variant() -> None:
-    found = panels(full())
+    found = curves.panels_of(full())
     assert [panel.title for panel in found] == ["chat, batch size 4", "chat, batch size 1"]
-    assert [line.look.variant for line in found[0].curves] == ["ngram", "oracle", "adversarial", "oracle_k7"]
-    assert [line.look.dashed for line in found[0].curves] == [False, True, True, True]
+    assert [curve.variant for curve in found[0].curves] == ["ngram", "oracle", "adversarial", "oracle_k7"]
+    assert [curve.look.line for curve in found[0].curves] == ["-", "--", "--", "--"]
     assert "Dashed: controls" in page(full()).text
     assert "Dashed" not in page(run(cell())).text
 
 
-def test_a_variant_looks_the_same_in_every_panel_and_like_no_other() -> None:
-    names = [f"v{number}" for number in range(30)]
+def test_a_variant_looks_the_same_in_every_panel_and_in_the_legend() -> None:
+    names = [*(name for name in KNOWN if name != "no_sd"), *(f"v{number}" for number in range(8))]
     results = run(*[cell(name, batch_size=size) for size in (1, 4) for name in names[:: 1 if size == 1 else -1]])
-    looks: dict[str, tuple[int, str, bool]] = {}
-    for panel in panels(results):
-        for line in panel.curves:
-            look = (line.look.colour, line.look.marker, line.look.dashed)
-            assert looks.setdefault(line.look.variant, look) == look
-    assert len(set(looks.values())) == len(names)
-    assert math.gcd(curves.COLOURS, len(curves.MARKERS)) == 1
-    style = render_html(results, header())
-    assert all(f".s{number} {{ stroke: var(--s{number})" in style for number in range(curves.COLOURS))
+    for panel in curves.panels_of(results):
+        assert {curve.variant: curve.look for curve in panel.curves} == {name: look(name) for name in names}
+    legend = curves.legend(results)
+    assert re.findall(r"</svg>\s*([^<]+)</li>", legend) == names
 
 
 def test_the_figures_say_in_words_what_they_draw() -> None:
@@ -488,33 +484,61 @@ def test_the_figures_say_in_words_what_they_draw() -> None:
     assert found.text.count("output tokens (log scale)") == 2
 
 
-def test_further_panels_are_folded() -> None:
+def test_further_panels_are_folded_and_very_many_not_drawn() -> None:
     results = run(*[cell(batch_size=2**number) for number in range(8)])
     assert "Further figures: 2" in page(results).text
+    many = run(*[cell(f"v{v}", batch_size=size) for size in range(1, PANELS_DRAWN + 4) for v in range(LINES_DRAWN + 1)])
+    figures = curves.figures(many)
+    assert len(figures) == PANELS_DRAWN
+    assert figures[0].description.endswith("; 1 more are not drawn.")
+    assert f"Of {PANELS_DRAWN + 3} panels {PANELS_DRAWN} are drawn" in curves.legend(many)
 
 
 seen = st.lists(st.tuples(st.integers(1, 9000), st.booleans()), min_size=1, max_size=20)
 
 
-@given(st.lists(seen, min_size=1, max_size=14))
-def test_curves_stay_within_their_frame_and_never_rise(lines: list[list[tuple[int, bool]]]) -> None:
+@given(seen)
+def test_a_line_falls_where_the_curve_falls(outputs: list[tuple[int, bool]]) -> None:
+    """All steps of a short curve; the last of those that no eye could tell apart; from 1 down to the end."""
+    curve = survival([Observation(*one) for one in outputs])
+    assert curve is not None
+    longest = curve.tokens[-1]
+    at, shares = curves.steps(curve, longest)
+    assert at == sorted(at)
+    assert shares == sorted(shares, reverse=True)
+    assert (at[0], at[-1], shares[0]) == (1, max(longest, 1), 1.0)
+    assert shares[-1] == curve.share[-1]
+    for tokens, share in zip(at[1:], shares[1:], strict=True):
+        point = survival_at(curve, tokens)
+        assert point is not None
+        assert share == point.share
+    if all(b - a > b / 20 for a, b in itertools.pairwise(sorted({length for length, _ in outputs}))):
+        assert set(shares) == {1.0, *curve.share}
+
+
+def test_a_curve_of_very_many_steps_stays_small() -> None:
+    curve = survival([Observation(length, True) for length in range(1, 9000)])
+    assert curve is not None
+    assert len(curves.steps(curve, 9000)[0]) <= curves.PLACES + 3
+
+
+@settings(max_examples=20)
+@given(st.lists(seen, min_size=1, max_size=6))
+def test_curves_stay_within_their_frame(lines: list[list[tuple[int, bool]]]) -> None:
     cells = [
         cell(f"v{number}", sameness=sameness(survival=survival([Observation(*one) for one in line])))
         for number, line in enumerate(lines)
     ]
-    found = curves.survivals(run(*cells))
-    assert found is not None
-    for line in found.panels[0].curves:
-        across = [place for word, place in places(line.steps) if word == "H"]
-        down = [place for word, place in places(line.steps) if word == "V"]
-        assert across == sorted(across)
-        assert down == sorted(down)
-        assert curves.LEFT <= min(across) <= max(across) <= curves.RIGHT
-        assert all(curves.TOP <= place <= curves.BOTTOM for place in down)
-        assert all(0 < float(x) < curves.WIDTH for x in re.findall(r"M([\d.]+)", line.bars + line.marks))
-    ticks = [place for place, _ in found.x_ticks]
-    assert all(b - a >= 16 for a, b in itertools.pairwise(ticks))
-    assert {text for _, text in found.y_ticks} >= {"0", "1"}
+    results = run(*cells)
+    longest = longest_of(results)
+    axes = drawn(curves.panels_of(results)[0].curves, longest)
+    left, right = axes.get_xlim()
+    low, high = axes.get_ylim()
+    for line in axes.lines:
+        assert all(left <= x <= right for x in xs(line))
+        assert all(low <= y <= high for y in ys(line))
+    assert row_names(axes) == ["0", "0.25", "0.5", "0.75", "1"]
+    assert (low, high) == pytest.approx((0, 1), abs=0.05)
 
 
 @given(seen, st.integers(0, 9000))

@@ -153,11 +153,13 @@ def differences(ran: Sequence[Ran]) -> list[PairDifference]:
 
 def pairs(ran: Sequence[Ran]) -> Iterator[tuple[Ran, Ran]]:
     """(N-gram variant, learned one) of the same target, workload, batch size and build."""
+    learned: dict[tuple[str, str, int, str], list[Ran]] = {}
+    for second in ran:
+        if method(second.arm) in LEARNED:
+            learned.setdefault(second.where, []).append(second)
     for first in ran:
         if method(first.arm) == "ngram":
-            yield from (
-                (first, second) for second in ran if second.where == first.where and method(second.arm) in LEARNED
-            )
+            yield from ((first, second) for second in learned.get(first.where, []))
 
 
 def overlaps(view: View, ran: Sequence[Ran], prompts: Prompts) -> list[PairOverlap]:

@@ -79,28 +79,17 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
             )
         return shape
 
+    def is_control(self, variant: str, target: str) -> bool:
+        """Whether a variant is there to be measured against, not to be deployed: a control proposer, or the target
+        drafting for itself."""
+        entry = self.variants.get(variant)
+        drafter = entry.drafters.get(target) if entry else None
+        return bool(entry and (entry.control or (drafter and drafter.source == "self")))
+
     def study_cells(self, name: str) -> list[Cell]:
         """The cells of a study, in the order of its rows, each once."""
         study: Study = self.get("studies", name)
-        cells: dict[str, Cell] = {}
-        for row in study.matrix:
-            for workload in row.workloads:
-                for batch_size in row.batch_sizes:
-                    for variant in row.variants:
-                        cell = Cell(
-                            study=study.name,
-                            hardware=row.hardware or study.hardware,
-                            target=row.target,
-                            variant=variant,
-                            workload=workload,
-                            batch_size=batch_size,
-                            batching=study.batching,
-                            output_tokens=row.output_tokens or study.output_tokens,
-                            num_prompts=row.num_prompts or study.num_prompts,
-                            claims_speedup=row.claims_speedup,
-                        )
-                        cells.setdefault(cell.id, cell)
-        return list(cells.values())
+        return study.cells()
 
 
 def singular(kind: str) -> str:

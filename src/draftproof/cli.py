@@ -157,7 +157,7 @@ def report(
     from draftproof.snapshot import take
 
     folder, entries = RunFolder(run), load_catalog(*(catalog or []))
-    results = analyse(folder, entries.thresholds)
+    results = analyse(folder, entries.thresholds, catalog=entries)
     found = None
     if base is not None:
         new = take(folder, results)

@@ -127,6 +127,31 @@ def floor_text(row: Threshold) -> str:
     return f"{row.limit:g}" + (f" less {100 * row.tolerance:g} %" if row.tolerance else "")
 
 
+NO_FIGURE: frozenset[Verdict] = frozenset({"FAILED", "UNSTABLE", "INCOMPARABLE"})
+"""Verdicts on throughput that leave a speedup, where there is one, without a meaning."""
+
+
+def figure(throughput: Judgement, speedup: Ratio | None) -> Ratio | None:
+    """A speedup that may be read: with a finite interval, and with a verdict that does not take its meaning away."""
+    if speedup is None or throughput.verdict in NO_FIGURE:
+        return None
+    return speedup if 0 < speedup.low <= speedup.value <= speedup.high < math.inf else None
+
+
+def unfit(throughput: Judgement, determinism: Judgement, speedup: Ratio | None, broken: list[str]) -> str:
+    """Why a variant must not be advised where it was judged so, however fast; empty where nothing speaks against it.
+
+    Outputs must have been compared and found green: what nobody compared may be anybody's answer.
+    """
+    if throughput.verdict in NO_FIGURE | RED:
+        return f"speedup {throughput.verdict}: {throughput.reason}"
+    if determinism.verdict not in GREEN:
+        return f"outputs {determinism.verdict}: {determinism.reason}"
+    if broken:
+        return f"its records contradict themselves: {broken[0]}"
+    return "" if figure(throughput, speedup) else "no finite interval of the speedup"
+
+
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
     """Near ties of a variant against those of the control that drafts the same number of tokens."""
 

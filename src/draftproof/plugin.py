@@ -260,12 +260,16 @@ def choose_examples(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def selected_cells(items: list[pytest.Item], session: Session) -> tuple[list[Cell], set[str]]:
-    """Cells and purposes that the collected tests ask for; those without hardware are left out."""
+    """Cells and purposes that the collected tests ask for; those without hardware are noted as skipped."""
     cells: dict[str, Cell] = {}
     purposes: set[str] = set()
     for item in items:
         cell = cell_of(item)
-        if cell is None or session.hardware_gap(cell) is not None:
+        if cell is None:
+            continue
+        gap = session.hardware_gap(cell)
+        if gap is not None:
+            session.skipped[cell.id] = gap
             continue
         cells[cell.id] = cell
         marker = item.get_closest_marker("sd_cells")

@@ -247,6 +247,8 @@ class RunHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     finished: bool = False
     partial: str = ""
     """Why the run is partial, where it is."""
+    skipped: dict[str, str] = {}
+    """Cell id -> why it could not be run where the run was made; none of them is among `cells`."""
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import StageSums, stage_shares, sum_stages
 from draftproof.analysis.stats import Ratio, paired_ratio
 from draftproof.anatomy import Anatomies, anatomies
+from draftproof.bounds import Bounds, bounds
+from draftproof.catalog import Catalog
 from draftproof.determinism import (
     LengthTable,
     Sameness,
@@ -27,8 +30,10 @@ from draftproof.determinism import (
 )
 from draftproof.gate import Excess, Judgement
 from draftproof.limits import Judged, Limits, applicable
+from draftproof.memorycosts import MemoryCost, memory_costs
 from draftproof.noisefloor import UnitFloor, unit_floors
 from draftproof.plan import AA
+from draftproof.published import Published, published
 from draftproof.records import (
     ArmLine,
     BlockLine,
@@ -39,6 +44,7 @@ from draftproof.records import (
     SessionLine,
     UnitKey,
 )
+from draftproof.rivals import Rival, rivals
 from draftproof.runview import Placed, View
 from draftproof.spec import Cell, Threshold
 from draftproof.stagefindings import StageFindings, stage_findings
@@ -60,6 +66,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of this build over the base build's, where the run has two."""
     paper_ratio: Ratio | None = None
     """The speedup by the estimator of arXiv 2601.11580 (`draftproof.analysis.paperratio`)."""
+    published: Published | None = None
+    """What others drew for this cell, by that same estimator."""
     latency: Latency | None = None
     base_latency: Latency | None = None
     """Of the no-SD arm on the same prompts."""
@@ -87,6 +95,15 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why its token ids are nobody's answer; empty where they are the target's own."""
 
     @property
+    def speculative(self) -> bool:
+        return self.arm != self.base_arm
+
+    @property
+    def unfit(self) -> str:
+        """Why it is never advised, however fast; empty where nothing speaks against it."""
+        return gate.unfit(self.throughput, self.determinism, self.speedup, self.broken)
+
+    @property
     def broken(self) -> list[str]:
         """All broken invariants of the records."""
         return self.problems + [alarm.line for alarm in (self.health.broken if self.health else [])]
@@ -101,7 +118,7 @@ class AaResult(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Ratio | None
 
 
-class RunResults(msgspec.Struct, frozen=True, kw_only=True):
+class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     run_id: str
     study: str
     title: str
@@ -122,22 +139,66 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True):
     """Speedups over batch sizes, where a variant has several."""
     anatomies: Anatomies = Anatomies()
     """Where drafts were accepted and rejected."""
+    bounds: Bounds = Bounds()
+    """What the measured oracle and a simulation say would have been possible."""
     sessions: list[SessionLine] = []
     limits: Limits = Limits()
     """The thresholds that the cells are held against."""
+    memory: list[MemoryCost] = []
+    known_controls: list[str] = []
+    """Variants of the run that the catalog calls controls, those that never started among them."""
+    rivals: list[Rival] = []
+
+    @functools.cached_property
+    def several_targets(self) -> bool:
+        return len({cell.cell.target for cell in self.cells}) > 1
+
+    @functools.cached_property
+    def several_builds(self) -> bool:
+        return len({cell.build for cell in self.cells}) > 1
+
+    @functools.cached_property
+    def arms_by_key(self) -> dict[tuple[str, str], ArmLine]:
+        """(Target, arm key) -> the arm as it was first started."""
+        found: dict[tuple[str, str], ArmLine] = {}
+        for arm in self.arms:
+            if arm.role == "run":
+                found.setdefault((arm.target, arm.arm), arm)
+        return found
+
+    @functools.cached_property
+    def controls(self) -> frozenset[str]:
+        """Variants whose drafts' fate is known beforehand."""
+        return frozenset(arm.variant for arm in self.arms if arm.control) | frozenset(self.known_controls)
+
+    def full_name(self, name: str, target: str, build: str) -> str:
+        """A variant or a workload with its target and build, where the run has several."""
+        told = [target] * self.several_targets + [f"{build} build"] * self.several_builds
+        return name + (f" ({', '.join(told)})" if told else "")
+
+    def arm_of(self, cell: CellResult) -> ArmLine | None:
+        """None: it never started."""
+        return self.arms_by_key.get((cell.cell.target, cell.arm))
 
 
 def analyse(
-    folder: RunFolder, thresholds: dict[str, list[Threshold]], skipped: dict[str, str] | None = None
+    folder: RunFolder,
+    thresholds: dict[str, list[Threshold]],
+    skipped: dict[str, str] | None = None,
+    *,
+    catalog: Catalog | None = None,
 ) -> RunResults:
-    """Judge every cell of a run from its records alone."""
+    """Judge every cell of a run from its records alone.
+
+    `catalog`: for what memory is expected, and for which variants are controls where they never started.
+    """
     view = read_view(folder)
     data = view.data
+    skipped = data.header.skipped | (skipped or {})
+    controls = [c.variant for c in data.header.cells if catalog and catalog.is_control(c.variant, c.target)]
+    controls = list(dict.fromkeys(controls))
     places = [
-        view.place(cell, build)
-        for cell in data.header.cells
-        for build in data.header.builds
-        if cell.id not in (skipped or {})
+        view.place(cell, build) for cell in data.header.cells for build in data.header.builds if cell.id not in skipped
     ]
     compared = [(place, sameness_of(view, place, thresholds.get(place.cell.hardware, []))) for place in places]
     excesses = near_tie_excesses(compared, thresholds)
@@ -170,7 +231,7 @@ def analyse(
             view, [(place, cell.acceptance, cell.speedup) for place, cell in zip(places, cells, strict=True)]
         ),
         arms=data.arms,
-        skipped=skipped or {},
+        skipped=skipped,
         notes=notes,
         decays=decays(cells),
         anatomies=anatomies(view, places, folder.prompts()),
@@ -178,7 +239,21 @@ def analyse(
         limits=applicable(
             [Judged(place.cell, place.speculative) for place in places], thresholds, data.header.study.hardware
         ),
+        memory=memory_costs(data.arms, catalog),
+        known_controls=controls,
+        rivals=rivals(view, contenders(places, cells, controls)),
+        bounds=bounds(view, [(place, cell.speedup) for place, cell in zip(places, cells, strict=True)], folder.path),
     )
+
+
+def contenders(places: list[Placed], cells: list[CellResult], controls: list[str]) -> list[tuple[Placed, Ratio]]:
+    """Cells that might be advised, each with its speedup: no controls, and nothing that is unfit."""
+    return [
+        (place, cell.speedup)
+        for place, cell in zip(places, cells, strict=True)
+        if cell.speedup and place.arm and not place.arm.control and not cell.unfit
+        if cell.cell.variant not in controls
+    ]
 
 
 def decays(cells: list[CellResult]) -> list[Decay]:
@@ -229,7 +304,7 @@ def cell_result(
         and f.batch_size in (None, cell.batch_size)
     ]
     problems: list[str] = []
-    pairs = speed_pairs(view.data.blocks, unit, key, base_key) if unit and place.speculative else []
+    pairs = speed_pairs(view.unit_blocks(unit), unit, key, base_key) if unit and place.speculative else []
     study = view.data.header.study
     ours = arm_blocks(view, unit, key) if unit else []
     theirs = arm_blocks(view, unit, base_key) if unit and place.speculative else []
@@ -239,7 +314,7 @@ def cell_result(
         speedup = paired_ratio(pairs)
         by_paper = paper_ratio(paper_blocks(ours), paper_blocks(theirs), ignore_eos=study.ignore_eos)
         if unit and len(view.data.header.builds) > 1 and place.build == "new":
-            build_ratio = paired_ratio(speed_pairs(view.data.blocks, unit, key, f"base:{key}"))
+            build_ratio = paired_ratio(speed_pairs(view.unit_blocks(unit), unit, key, f"base:{key}"))
     except ValueError as error:
         problems.append(str(error))
     for block, outputs in ours:
@@ -259,6 +334,7 @@ def cell_result(
         speedup=speedup,
         build_ratio=build_ratio,
         paper_ratio=by_paper,
+        published=published(cell, limits) if place.speculative else None,
         latency=latency_of(spec_outputs),
         base_latency=latency_of(output for _, outputs in theirs for output in outputs),
         acceptance=acceptance_of([block for block, _ in ours], spec_outputs) if place.speculative else None,
@@ -367,7 +443,7 @@ def aa_results(view: View) -> list[AaResult]:
     results = []
     for line in {(r.unit): r for r in view.data.rotations if r.purpose == "speed"}.values():
         for twin in [key for key in line.arms if key.endswith(AA)]:
-            pairs = speed_pairs(view.data.blocks, line.unit, twin, twin.removesuffix(AA))
+            pairs = speed_pairs(view.unit_blocks(line.unit), line.unit, twin, twin.removesuffix(AA))
             results.append(
                 AaResult(
                     target=line.target,

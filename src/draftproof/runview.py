@@ -45,6 +45,12 @@ class View:
         self.data = data
         self.outputs = outputs
         self.steps = steps
+        self._rotations: dict[UnitKey, list[RotationLine]] = {}
+        self._blocks: dict[UnitKey, list[BlockLine]] = {}
+        for line in data.rotations:
+            self._rotations.setdefault(line.unit, []).append(line)
+        for block in data.blocks:
+            self._blocks.setdefault(block.unit, []).append(block)
 
     def arm_of(self, cell: Cell, build: str) -> ArmLine | None:
         return next(
@@ -100,7 +106,11 @@ class View:
             yield from zip(line.prompt_ids, self.first(line, arm) or [], strict=False)
 
     def rotations(self, unit: UnitKey, purpose: str) -> list[RotationLine]:
-        return [line for line in self.data.rotations if line.unit == unit and line.purpose == purpose]
+        return [line for line in self._rotations.get(unit, []) if line.purpose == purpose]
+
+    def unit_blocks(self, unit: UnitKey) -> list[BlockLine]:
+        """All blocks of a unit, of every arm and purpose."""
+        return self._blocks.get(unit, [])
 
     def blocks(self, unit: UnitKey, arm: str, purpose: str) -> list[BlockLine]:
-        return [b for b in self.data.blocks if b.unit == unit and b.arm == arm and b.purpose == purpose]
+        return [b for b in self.unit_blocks(unit) if b.arm == arm and b.purpose == purpose]

@@ -86,7 +86,7 @@ class Session:
         self.cells: list[Cell] = self.catalog.study_cells(self.study.name)
         self.folder: RunFolder | None = None
         self.skipped: dict[str, str] = {}
-        """Cell id -> skip reason: a workload that cannot be had here."""
+        """Cell id -> why it cannot be run here: its hardware, or a workload that cannot be had."""
         self.results: results.RunResults | None = None
         self.against: Compared | None = None
         path = options.baseline
@@ -263,7 +263,7 @@ class Session:
     def judge(self) -> results.RunResults:
         """Results of what is on disk."""
         assert self.folder is not None
-        self.results = results.analyse(self.folder, self.catalog.thresholds, self.skipped)
+        self.results = results.analyse(self.folder, self.catalog.thresholds, self.skipped, catalog=self.catalog)
         return self.results
 
     def compared(self) -> Compared:
@@ -395,6 +395,7 @@ class Session:
             machine=msgspec.to_builtins(detect_machine()),
             overlays=[overlay.name for overlay in self.options.overlays],
             builds=list(self.pythons),
+            skipped=dict(self.skipped),
         )
         folder = RunFolder.create(path, header)
         return folder, take_lock(path)

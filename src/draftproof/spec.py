@@ -7,6 +7,7 @@ in the name.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from typing import Any, Literal
 
@@ -446,6 +447,26 @@ class Study(Entry, frozen=True, kw_only=True):
         require(self.requests is None or self.requests >= 1, "requests", "at least 1", self.requests)
         require(self.floor_rotations >= 0, "floor_rotations", "at least 0", self.floor_rotations)
         require(self.live_examples >= 0, "live_examples", "at least 0", self.live_examples)
+
+    def cells(self) -> list[Cell]:
+        """Everything that it asks for, in the order of its rows, each cell once."""
+        cells: dict[str, Cell] = {}
+        for row in self.matrix:
+            for workload, batch_size, variant in itertools.product(row.workloads, row.batch_sizes, row.variants):
+                cell = Cell(
+                    study=self.name,
+                    hardware=row.hardware or self.hardware,
+                    target=row.target,
+                    variant=variant,
+                    workload=workload,
+                    batch_size=batch_size,
+                    batching=self.batching,
+                    output_tokens=row.output_tokens or self.output_tokens,
+                    num_prompts=row.num_prompts or self.num_prompts,
+                    claims_speedup=row.claims_speedup,
+                )
+                cells.setdefault(cell.id, cell)
+        return list(cells.values())
 
     def on(self, hardware: Hardware) -> Hardware:
         """The hardware, with what this study wants otherwise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -78,10 +79,26 @@ def test_json_csv_and_table(traces: Path, tmp_path: Path) -> None:
 def test_plot_draws_every_line(traces: Path, tmp_path: Path) -> None:
     simulated(traces, "--without", "every_request", "--requests", "4", "--plot", tmp_path / "plots")
     root = ET.parse(tmp_path / "plots" / "chat.svg").getroot()
-    lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
+    titles = [title.text for title in root.iterfind(".//{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == "chat: simulated speedup by batch size"
+    lines = [str(text).split(":")[0] for text in titles[1:]]
     # fixed k three times, oracle and bound for both; combine and bound together; the corrected bound in each panel
-    assert len(lines) == 2 * 5 + 2 + 3
+    alone = ["fixed k=1", "fixed k=3", "fixed k=5", "oracle", "bound", "corrected bound"]
+    assert lines[:12] == [f"{variant}, {name}" for variant in ("ngram", "eagle") for name in alone]
+    assert lines[12:] == [f"ngram+eagle, {name}" for name in ("combine", "bound", "corrected bound")]
+    assert all(re.search(r": \d\.\d{3} at batch size 1, .* at batch size 128$", str(text)) for text in titles[1:])
     assert (tmp_path / "plots" / "gsm8k.svg").is_file()
+
+
+def test_only_a_plot_needs_the_plotting_library(traces: Path) -> None:
+    """`simulate` starts as fast as it computes."""
+    arguments = ["--traces", str(traces), "--hardware", "llama3.1-8b-h100", "--batch-sizes", "1"]
+    code = (
+        "import sys; from draftproof.simulator.command import run; "
+        f"run({arguments!r}, lambda line: None); print('matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_best_k_says_what_to_deploy(traces: Path, tmp_path: Path) -> None:

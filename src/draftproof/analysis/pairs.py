@@ -13,17 +13,22 @@ def speed_pairs(blocks: Iterable[BlockLine], unit: UnitKey, arm: str, base: str)
 
     Only ``speed`` blocks count. A rotation is a cluster: it has a prompt set of its own.
     """
+    return list(rotation_pairs(blocks, unit, arm, base).values())
+
+
+def rotation_pairs(blocks: Iterable[BlockLine], unit: UnitKey, arm: str, base: str) -> dict[int, PairSums]:
+    """The same by rotation, in order."""
     sums: dict[tuple[int, str], list[float]] = {}
     for block in blocks:
         if block.unit == unit and block.purpose == "speed" and block.arm in (arm, base):
             entry = sums.setdefault((block.rotation, block.arm), [0.0, 0.0])
             entry[0] += block.output_tokens
             entry[1] += block.seconds
-    pairs = []
+    pairs = {}
     for rotation in sorted({rotation for rotation, _ in sums}):
         ours, theirs = sums.get((rotation, arm)), sums.get((rotation, base))
         if ours and theirs:
-            pairs.append(PairSums(tokens=ours[0], seconds=ours[1], base_tokens=theirs[0], base_seconds=theirs[1]))
+            pairs[rotation] = PairSums(tokens=ours[0], seconds=ours[1], base_tokens=theirs[0], base_seconds=theirs[1])
     return pairs
 
 

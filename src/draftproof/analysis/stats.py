@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -79,6 +80,7 @@ def jackknife(value: float, left_out: Sequence[float], method: str, confidence: 
     return Ratio(value=value, low=low, high=high, clusters=count, method=method, log_error=error)
 
 
+@functools.cache
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Half of the width of Student's two-sided interval, in standard errors; `freedom`: degrees, above 0."""
     from scipy import stats

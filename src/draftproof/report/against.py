@@ -38,7 +38,8 @@ def section(page: Page) -> Section | None:
     found = page.compared
     if found is None:
         return None
-    return Section(id=ID, title=f"Against {base_name(found)}", tables=tables(found))
+    title, lead = f"Against {base_name(found)}", f"{compared.headline(found)}."
+    return Section(id=ID, title=title, lead=lead, tables=tables(found))
 
 
 def tables(found: Compared) -> list[Table]:

@@ -62,7 +62,7 @@ def example(results: RunResults) -> CellResult | None:
 
     def worth(cell: CellResult) -> int:
         red = {cell.throughput.verdict, cell.determinism.verdict} & {"REGRESSED", "FAILED"}
-        return 0 if red else 1 if cell.arm != cell.base_arm else 2
+        return 0 if red else 1 if cell.speculative else 2
 
     return min(results.cells, key=worth, default=None)
 
@@ -70,6 +70,6 @@ def example(results: RunResults) -> CellResult | None:
 def tests_of(cell: CellResult) -> list[tuple[str, str]]:
     """What can be asked of a cell -> the test's id."""
     name = f"[{cell.cell.id}]"
-    if cell.arm == cell.base_arm:
+    if not cell.speculative:
         return [("are the records sound", RECORDS_TEST + name)]
     return [("is it faster", SPEEDUP_TEST + name), ("is it the same", OUTPUTS_TEST + name)]

@@ -77,10 +77,7 @@ def rate_text(rate: Rate | None) -> str:
 
 def unit_name(results: RunResults, target: str, workload: str, batch_size: int, build: str = "new") -> list[str]:
     """Workload (with the target and the build, where the run has several) and batch size."""
-    told = [target] if len({cell.cell.target for cell in results.cells}) > 1 else []
-    if len({cell.build for cell in results.cells}) > 1:
-        told.append(f"{build} build")
-    return [workload + (f" ({', '.join(told)})" if told else ""), str(batch_size)]
+    return [results.full_name(workload, target, build), str(batch_size)]
 
 
 def compared(results: RunResults) -> list[tuple[CellResult, Sameness]]:
@@ -208,9 +205,7 @@ def rows_table(results: RunResults) -> Table | None:
 
 
 def arm_of(results: RunResults, cell: CellResult) -> ArmLine | None:
-    return next(
-        (arm for arm in results.arms if (arm.arm, arm.target, arm.role) == (cell.arm, cell.cell.target, "run")), None
-    )
+    return results.arm_of(cell)
 
 
 def repeat_table(results: RunResults) -> Table | None:

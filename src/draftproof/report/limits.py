@@ -67,7 +67,7 @@ def held_rows(results: RunResults, beside: Seen) -> list[Held]:
     """Rows in the order of what matters: those that some cell does not meet, then not judged, met, not measured."""
     cells = results.cells
     rows = results.limits.rows
-    judged = [Judged(cell.cell, cell.arm != cell.base_arm) for cell in cells]
+    judged = [Judged(cell.cell, cell.speculative) for cell in cells]
     made = [
         held_of(rows[index], [cells[number] for number in numbers], beside)
         for index, numbers in sorted(concerned(rows, judged).items())
@@ -144,7 +144,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
 
 def present(cells: Sequence[CellResult]) -> Present:
     """Of the cells that speculate; of all where none does."""
-    of = [one.cell for one in cells if one.arm != one.base_arm] or [one.cell for one in cells]
+    of = [one.cell for one in cells if one.speculative] or [one.cell for one in cells]
     return Present(
         batch_sizes=sorted({cell.batch_size for cell in of}),
         variants=list(dict.fromkeys(cell.variant for cell in of)),

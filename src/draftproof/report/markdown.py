@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from draftproof.comparison import Compared
 from draftproof.metrics import METRICS, OTHER_METRICS
 from draftproof.records import RunHeader
-from draftproof.report import determinism, outputs, view
+from draftproof.report import cells, determinism, outputs, partial, view
 from draftproof.report.determinism import Earliest
-from draftproof.report.parts import Page, Table
+from draftproof.report.parts import Page, Section, Table
 from draftproof.report.sections import sections
+from draftproof.report.templates import ROWS_MOST, cut_note
 from draftproof.report.untrusted import HOME
 from draftproof.results import RunResults
 
@@ -59,8 +59,10 @@ def table_lines(tables: list[Table]) -> list[str]:
     lines = []
     for found in tables:
         lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note)]
+        if len(found.body) > ROWS_MOST:
+            lines += ["", cut_note(len(found.body))]
         if found.body:
-            lines += ["", *table(found.head, found.body, found.code)]
+            lines += ["", *table(found.head, found.body[:ROWS_MOST], found.code)]
     return lines
 
 
@@ -98,25 +100,34 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
     return lines
 
 
-def render_markdown(results: RunResults, header: RunHeader, compared: Compared | None = None) -> str:
+def render_markdown(results: RunResults, header: RunHeader, made: list[Section] | None = None) -> str:
+    """`made`: the page's sections, where they are at hand."""
+    made = sections(Page(results, header)) if made is None else made
     lines = [
         f"# draftproof: {cell_text(results.title)}",
         "",
         cell_text(view.headline(results)),
         "",
+        *[f"{cell_text(section.title)}: {cell_text(section.lead)}\n" for section in made if section.lead],
         cell_text(view.environment_line(results)),
         "",
     ]
     if not results.finished:
-        lines += [f"**Partial run**: {cell_text(results.partial or 'ended early')}.", ""]
+        lines += [f"**Partial run**: {cell_text(partial.headline(results))}.", ""]
+    gaps = partial.gaps(results, header)
+    if gaps:
+        lines += [f"**Partial results**: {cell_text('; '.join(gaps))}.", ""]
+    rows = cells.listed_rows(results)
+    if len(rows) < len(results.cells):
+        lines += [cell_text(cells.listed_note(results)), ""]
     head = ["variant", "workload", "B", *view.metric_titles(), "verdict", "outputs"]
-    lines += table(head, [[*row.name, *row.values, row.throughput, row.determinism] for row in view.rows(results)])
+    lines += table(head, [[*row.name, *row.values, row.throughput, row.determinism] for row in rows])
     lines += ["", "Verdicts in words:", ""]
     lines += [
         f"- {cell_text(c.cell.id)}: {c.throughput.verdict}: {cell_text(c.throughput.reason)}; outputs "
         f"{c.determinism.verdict}: {cell_text(c.determinism.reason)}"
-        for c in results.cells
-        if c.arm != c.base_arm or c.throughput.verdict == "FAILED"
+        for c in (row.cell for row in rows)
+        if c.speculative or c.throughput.verdict == "FAILED"
     ]
     aa = view.aa_lines(results)
     if aa:
@@ -128,18 +139,11 @@ def render_markdown(results: RunResults, header: RunHeader, compared: Compared |
     noise = view.noise_line(results)
     if noise:
         lines += ["", noise[0].upper() + noise[1:] + "."]
-    for section in sections(Page(results, header, compared)):
+    for section in made:
         if section.tables:
             lines += ["", f"## {cell_text(section.title)}", *table_lines(section.tables)]
         if section.id == outputs.ID:
             lines += differences(results, determinism.earliest(results))
-    if results.skipped:
-        lines += [
-            "",
-            "## Not run",
-            "",
-            *[f"- {cell_text(name)}: {cell_text(why)}" for name, why in results.skipped.items()],
-        ]
     lines += ["", "## What the columns mean", ""]
     lines += [f"- {metric.title}: {metric.formula} ({metric.unit})" for metric in METRICS + OTHER_METRICS]
     lines += [f"- {cause.replace('_', ' ')}: {meaning}" for cause, meaning in determinism.CAUSES.items()]

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from draftproof.comparison import Compared
 from draftproof.records import RunHeader
+from draftproof.report.drawing import Later
 from draftproof.results import RunResults
 
 
@@ -28,7 +29,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """Shown above it."""
     description: str
     """What it shows, in words, for those who do not see it."""
-    svg: Markup
+    svg: Markup | Later
     """An ``svg`` element, made by us, with all foreign text in it escaped."""
 
 
@@ -58,6 +59,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     title: str
+    nav: str = ""
+    """The link's text, where it is not the title."""
+    lead: str = ""
+    """What of it belongs on the first screen, in one sentence."""
     tables: list[Table] = []
     """Shown on the page and in ``summary.md``."""
     extra: Markup = Markup("")

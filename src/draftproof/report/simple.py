@@ -44,13 +44,6 @@ def positions(page: Page) -> Section | None:
     return Section(id="positions", title="Acceptance by position", tables=[table])
 
 
-def not_run(page: Page) -> Section | None:
-    skipped = page.results.skipped
-    if not skipped:
-        return None
-    return Section(id="not-run", title="Not run, and why", extra=render("not_run.html.j2", skipped=skipped))
-
-
 def notes(page: Page) -> Section | None:
     if not page.results.notes:
         return None

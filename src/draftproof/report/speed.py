@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from draftproof.analysis.decay import DRAWS, BreakEven, Decay, Edge
 from draftproof.metrics import OTHER_METRICS, ratio_text
-from draftproof.report import view
-from draftproof.report.parts import Page, Section, Table
+from draftproof.report import drawing, panels, view
+from draftproof.report.drawing import look
+from draftproof.report.panels import Axis, Mark, Row
+from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.results import RunResults
 
 TITLE = "Latency, other estimators, batch sizes"
@@ -16,6 +19,11 @@ DECAY_NOTE = (
     "independent. Break-even: where the speedup first falls below 1 as the batch grows, linear in log2 B between "
     f"neighbours, no order of the speedups assumed: median [2.5 %, 97.5 %] of {DRAWS:,} curves drawn from the cells' "
     "own errors."
+)
+
+BREAK_EVEN_MARKS = (
+    "A mark: where a variant stops being faster than no-SD as the batch grows. Bars: 95 % intervals. An arrow: it "
+    "lies, or its interval goes on, outside of the batch sizes that were run."
 )
 
 
@@ -74,7 +82,67 @@ def decay_table(results: RunResults) -> Table | None:
         )
     head = ["variant", "workload", *[f"B = {size}" for size in sizes]]
     head += ["per doubling of B [95 %]", "break-even B [95 %]", "draws outside of the grid"]
-    return Table(name="decay", title="Speedup over batch sizes", note=DECAY_NOTE, head=head, body=body, names=2)
+    figures, left_out = break_even_figures(results)
+    return Table(
+        name="decay",
+        title="Speedup over batch sizes",
+        note=DECAY_NOTE + left_out,
+        head=head,
+        body=body,
+        names=2,
+        figures=figures,
+        legend=panels.legend("decay", {}, BREAK_EVEN_MARKS),
+    )
+
+
+def break_even_figures(results: RunResults) -> tuple[list[Figure], str]:
+    """A panel for each target and workload, a row for each variant; what is not drawn, as a sentence."""
+    groups: dict[tuple[str, str], list[Decay]] = {}
+    for decay in results.decays:
+        groups.setdefault((decay.target, decay.workload), []).append(decay)
+    several = len({cell.cell.target for cell in results.cells}) > 1
+    figures = [
+        break_even_figure(f"decay-{number}", f"{workload} ({target})" if several else workload, decays)
+        for number, ((target, workload), decays) in enumerate(list(groups.items())[: panels.PANELS_DRAWN])
+    ]
+    return figures, panels.cut_note("panels", len(groups), len(figures))
+
+
+def break_even_figure(name: str, title: str, decays: list[Decay]) -> Figure:
+    sizes = sorted({point.batch_size for decay in decays for point in decay.points})
+    drawn = decays[: panels.LINES_DRAWN]
+    told = [f"{row_name(decay)} {break_even_text(decay)}" for decay in drawn]
+    if len(decays) > len(drawn):
+        told.append(f"{len(decays) - len(drawn)} more are not drawn")
+    return Figure(
+        title=f"Break-even, {title}",
+        description=f"Batch size at which the speedup falls below 1, on an axis from {sizes[0]} to {sizes[-1]}: "
+        + "; ".join(told)
+        + ".",
+        svg=panels.in_rows(
+            name,
+            [
+                Row(name=row_name(decay), look=look(decay.variant), mark=mark_of(decay), hollow=decay.build == "base")
+                for decay in drawn
+            ],
+            Axis(title="break-even batch size (log scale)", low=sizes[0] / 1.15, high=sizes[-1] * 1.15),
+            lambda axes: drawing.doublings(axes, sizes),
+        ),
+    )
+
+
+def row_name(decay: Decay) -> str:
+    return decay.variant + (" (base build)" if decay.build == "base" else "")
+
+
+def mark_of(decay: Decay) -> Mark:
+    """Edges outside of the grid have no end."""
+    found = decay.break_even
+    value, low, high = (
+        {"below": -math.inf, "above": math.inf}[edge] if isinstance(edge, str) else edge
+        for edge in (found.median, found.low, found.high)
+    )
+    return Mark(batch_size=0, value=value, low=low, high=high)
 
 
 def decay_lines(results: RunResults) -> list[str]:
@@ -93,9 +161,7 @@ def usual_tokens(decay: Decay) -> int:
 
 def curve_name(results: RunResults, decay: Decay) -> str:
     """The variant, as `view.name` tells it."""
-    wanted = (decay.target, decay.variant, decay.build)
-    same = (c for c in results.cells if (c.cell.target, c.cell.variant, c.build) == wanted)
-    return view.name(results, next(same))[0]
+    return results.full_name(decay.variant, decay.target, decay.build)
 
 
 def break_even_text(decay: Decay) -> str:

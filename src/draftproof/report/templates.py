@@ -15,6 +15,8 @@ LIST_SHOWN = 10
 REASON_CHARS = 600
 PANELS_SHOWN = 6
 ROWS_SHOWN = 60
+ROWS_MOST = 300
+"""Rows of one table that are shown at all: a run of thousands of cells stays readable, and its page loadable."""
 ROWS_BESIDE_FIGURES = 12
 """A longer table is folded."""
 
@@ -23,7 +25,11 @@ VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "IMPROVED": ("▲", "good", "judged, and better than its baseline"),
     "REGRESSED": ("▼", "bad", "the whole interval is on the wrong side of a limit; outputs: more ties than a control"),
     "FAILED": ("✕", "bad", "an engine did not start or finish; outputs: one is divergent, or no-SD's are garbage"),
-    "UNSTABLE": ("≈", "warn", "not judged: the reference does not repeat itself, or the limit lies inside the noise"),
+    "UNSTABLE": (
+        "≈",
+        "warn",
+        "not judged: the reference does not repeat itself, the limit lies inside the noise, or the machine was busy",
+    ),
     "INSUFFICIENT": ("…", "warn", "not judged: too few finished pairs"),
     "INCOMPARABLE": ("≠", "warn", "not judged: a setting that must be held differs"),
     "NO_BASELINE": ("○", "plain", "shown, not judged: no gating limit covers the cell"),
@@ -37,6 +43,11 @@ MARKS: dict[str, tuple[str, str]] = {word: (sign, tone) for word, (sign, tone, _
     "not measured": ("○", "plain"),
 }
 """Words that a table's cell may consist of -> symbol, tone."""
+
+
+def cut_note(rows: int) -> str:
+    """Above a table that has more rows than are shown."""
+    return f"The first {ROWS_MOST} of {rows:,} rows; what all of them are made from is in summary.json."
 
 
 @functools.cache
@@ -56,8 +67,10 @@ def environment() -> jinja2.Environment:
         list_shown=LIST_SHOWN,
         panels_shown=PANELS_SHOWN,
         rows_shown=ROWS_SHOWN,
+        rows_most=ROWS_MOST,
         rows_beside_figures=ROWS_BESIDE_FIGURES,
         token_chars=untrusted.TOKEN_CHARS,
+        cut_note=cut_note,
         token=untrusted.token,
         cut=untrusted.cut,
         tail=untrusted.tail,

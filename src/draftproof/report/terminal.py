@@ -12,13 +12,15 @@ from rich.text import Text
 from draftproof.comparison import Compared, Finding
 from draftproof.gate import GREEN
 from draftproof.metrics import METRICS
-from draftproof.report import compared, view
+from draftproof.report import cells, compared, view
 from draftproof.report.speed import decay_lines
 from draftproof.report.templates import VERDICTS
 from draftproof.report.untrusted import visible
 from draftproof.report.words import some
 from draftproof.results import RunResults
 
+CURVES = 40
+"""Lines on curves over batch sizes that a terminal is shown."""
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": "cyan"}
 """Tone of a verdict -> its colour, where there are colours; the word is always printed."""
 WHOLE_WIDTH = 140
@@ -40,13 +42,17 @@ def summary_lines(results: RunResults, width: int, *, terminal: bool = False, co
     log the table is whole. `colour`: verdicts in colours, as ANSI sequences; else the lines are plain.
     """
     lines = table_lines(results, width, terminal=terminal, colour=colour)
-    told = [f"not run: {cell_id}: {reason}" for cell_id, reason in results.skipped.items()]
+    reasons: dict[str, list[str]] = {}
+    for cell_id, reason in results.skipped.items():
+        reasons.setdefault(reason, []).append(cell_id)
+    told = [f"not run: {view.some(names)}: {reason}" for reason, names in reasons.items()]
     aa = view.aa_lines(results)
     if aa:
         told.append("no-SD against a second no-SD process (the run's own noise): " + "; ".join(aa))
     curves = decay_lines(results)
     if curves:
-        told += ["speedup over batch sizes:", *[f"  {line}" for line in curves]]
+        more = [f"  and {len(curves) - CURVES:,} more, in summary.json"] if len(curves) > CURVES else []
+        told += ["speedup over batch sizes:", *[f"  {line}" for line in curves[:CURVES]], *more]
     builds = view.build_lines(results)
     if builds:
         told += ["throughput, new build over base build:", *[f"  {line}" for line in builds]]
@@ -66,7 +72,7 @@ def plain(lines: Iterable[str]) -> list[str]:
 
 def table_lines(results: RunResults, width: int, *, terminal: bool, colour: bool) -> list[str]:
     """The closing table; on a terminal of at most `width` columns, where that is possible."""
-    shown = view.rows(results)
+    shown = cells.listed_rows(results)
     names = ["variant", "workload", "B", *[metric.name for metric in METRICS], "verdict", "outputs"]
     titles = ["variant", "workload", "B", *view.metric_titles(), "verdict", "outputs"]
     body = [plain([*row.name, *row.values, row.throughput, row.determinism]) for row in shown]
@@ -78,6 +84,8 @@ def table_lines(results: RunResults, width: int, *, terminal: bool, colour: bool
     for line in body:
         table.add_row(*[Text(line[index], style=style_of(line[index])) for index in kept])
     lines = printed(table, width if terminal else max(width, WHOLE_WIDTH), colour=colour)
+    if len(shown) < len(results.cells):
+        lines += plain([cells.listed_note(results)])
     if left_out:
         dropped = [title for name, title in zip(names, titles, strict=True) if name in left_out]
         lines.append(f"left out for want of width, and in the report: {', '.join(dropped)}")

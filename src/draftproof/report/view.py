@@ -1,4 +1,4 @@
-"""What every report shows, in words: rows, the sentence on top, the environment in one line."""
+"""What every report shows, in words: names, rows, the environment in one line, the run's own noise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.metrics import METRICS, ratio_text
+from draftproof.report import verdict, words
 from draftproof.results import CellResult, RunResults
 
 
@@ -29,20 +30,8 @@ def metric_titles() -> list[str]:
 
 def name(results: RunResults, cell: CellResult) -> list[str]:
     """Variant (with the target and the build, where the run has several), workload, batch size."""
-    return naming(results)(cell)
-
-
-def naming(results: RunResults) -> Callable[[CellResult], list[str]]:
-    """The same for many cells: what the run has several of is looked up once."""
-    targets = len({cell.cell.target for cell in results.cells}) > 1
-    builds = len({cell.build for cell in results.cells}) > 1
-
-    def tell(cell: CellResult) -> list[str]:
-        told = [cell.cell.target] * targets + [f"{cell.build} build"] * builds
-        variant = cell.cell.variant + (f" ({', '.join(told)})" if told else "")
-        return [variant, cell.cell.workload, str(cell.cell.batch_size)]
-
-    return tell
+    what = cell.cell
+    return [results.full_name(what.variant, what.target, cell.build), what.workload, str(what.batch_size)]
 
 
 def label(results: RunResults, cell: CellResult) -> str:
@@ -54,13 +43,12 @@ def label(results: RunResults, cell: CellResult) -> str:
 def rows(results: RunResults) -> list[Row]:
     """Speculative cells in the study's order; no-SD rows carry throughput only."""
     found = []
-    tell = naming(results)
     for cell in sorted(results.cells, key=place(results)):
-        speculative = cell.arm != cell.base_arm
+        speculative = cell.speculative
         found.append(
             Row(
                 cell=cell,
-                name=tell(cell),
+                name=name(results, cell),
                 values=[metric.text(cell) for metric in METRICS],
                 throughput=cell.throughput.verdict if speculative or cell.throughput.verdict == "FAILED" else "-",
                 determinism=cell.determinism.verdict if speculative else "-",
@@ -77,46 +65,17 @@ def place(results: RunResults) -> Callable[[CellResult], tuple[int, bool]]:
 
 
 def headline(results: RunResults) -> str:
-    """The run in one sentence: what is faster, what is slower, what is not the same."""
-    if not results.cells:
-        return f"Nothing ran: {results.partial or 'no cells were selected'}."
-    faster = [c for c in results.cells if c.speedup and c.speedup.low > 1]
-    slower = [c for c in results.cells if c.speedup and c.speedup.high < 1]
-    unclear = [c for c in results.cells if c.speedup and not (c.speedup.low > 1 or c.speedup.high < 1)]
-    divergent = [c for c in results.cells if c.sameness and c.sameness.causes.get("divergent")]
-    differing = [
-        c
-        for c in results.cells
-        if c.sameness and c.sameness.identical < c.sameness.requests and not c.sameness.causes.get("divergent")
-    ]
-    failed = [c for c in results.cells if c.failures and any(f.purpose == "speed" for f in c.failures)]
-    parts = [f"faster than no speculation: {names(results, faster)}", f"slower: {names(results, slower)}"]
-    if unclear:
-        parts.append(f"not told apart from 1.0: {names(results, unclear)}")
-    drafted = [c for c in results.cells if c.arm != c.base_arm]
-    uncompared = [c for c in drafted if c.meaningless]
-    if not drafted or len(uncompared) < len(drafted):
-        parts.append(f"divergent outputs: {names(results, divergent)}")
-    if uncompared:
-        reasons = dict.fromkeys(c.meaningless for c in uncompared)
-        parts.append(f"outputs of {len(uncompared)} cells are not compared: {', '.join(reasons)}")
-    if differing:
-        parts.append(f"outputs that differ without a divergence: {names(results, differing)}")
-    if failed:
-        parts.append(f"did not run: {names(results, failed)}")
-    text = "; ".join(parts) + "."
-    return text[0].upper() + text[1:]
+    """The run in one sentence."""
+    return verdict.sentence(results)
 
 
 NAMED = 12
-"""Cells that one part of the headline names; the rest are counted."""
+"""Names that one place lists; the rest are counted."""
 
 
-def names(results: RunResults, cells: list[CellResult]) -> str:
-    if not cells:
-        return "none"
-    named = ", ".join(label(results, cell) for cell in cells[:NAMED])
-    return named + (f" and {len(cells) - NAMED} more" if len(cells) > NAMED else "")
+def some(names: list[str]) -> str:
+    """The first names, and how many there are besides."""
+    return words.some(names, NAMED)
 
 
 def environment_line(results: RunResults) -> str:

@@ -1,0 +1,202 @@
+"""All speedups in the layout of Figure 1 of arXiv 2601.11580: a panel for each target and workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from draftproof.metrics import ratio_text
+from draftproof.report import panels, view
+from draftproof.report.drawing import Look, look
+from draftproof.report.panels import Axis, Line, Mark
+from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.results import CellResult, RunResults
+
+NAME = "end-to-end"
+AXIS = "speedup over no-SD (x)"
+LARGEST = 1000.0
+"""A larger speedup is none, and would flatten all others."""
+
+
+def section(page: Page) -> Section | None:
+    found = table(page.results)
+    return Section(id="speedups", title="End to end", nav="Speedups", tables=[found]) if found else None
+
+
+def table(results: RunResults) -> Table | None:
+    """A row for each speculative cell with a speedup; None without one."""
+    rows = [row for row in view.rows(results) if row.cell.arm != row.cell.base_arm]
+    shown = [row for row in rows if row.cell.speedup is not None]
+    if not shown:
+        return None
+    compared = any(row.cell.published for row in shown)
+    head = ["variant", "workload", "B", "speedup [95 %]"]
+    note = (
+        "Output tokens per second over those of no-SD on the same prompts: ratio of totals, 95 % interval over prompt "
+        "sets."
+    )
+    if compared:
+        head += ["by the paper's estimator [95 %]", "published"]
+        sources = dict.fromkeys(row.cell.published.source for row in shown if row.cell.published)
+        note += (
+            " Published: for the same hardware, target, variant, workload and batch size, by a ratio of unweighted "
+            f"means; vLLM and settings are not the same ({'; '.join(sources)})."
+        )
+    body = []
+    for row in shown:
+        line = [*row.name, ratio_text(row.cell.speedup)]
+        if compared:
+            of = row.cell.published
+            line += [ratio_text(row.cell.paper_ratio), f"{of.speedup:.2f}x" if of else "-"]
+        body.append(line)
+    if len(rows) > len(shown):
+        note += f" Without an interval, and so left out: {len(rows) - len(shown):,} cells."
+    found = [row.cell for row in shown if drawable(row.cell)]
+    if len(found) < len(shown):
+        note += f" Not drawn, since no axis holds them: {len(shown) - len(found):,}."
+    units: dict[tuple[str, str], list[CellResult]] = {}
+    for cell in found:
+        units.setdefault((cell.cell.target, cell.cell.workload), []).append(cell)
+    note += panels.cut_note("panels", len(units), panels.PANELS_DRAWN)
+    drawn = list(units.items())[: panels.PANELS_DRAWN]
+    tops = {
+        target: panels.axis_end(figures_of(cell for (other, _), cells in drawn for cell in cells if other == target))
+        for (target, _), _ in drawn
+    }
+    controls = controls_of(results)
+    figures = [
+        figure(f"{NAME}-{number}", title(results, target, workload), cells, tops[target], controls)
+        for number, ((target, workload), cells) in enumerate(drawn)
+    ]
+    return Table(
+        name=NAME,
+        title="Speedups",
+        note=note,
+        head=head,
+        body=body,
+        names=2,
+        figures=figures,
+        legend=panels.legend(
+            NAME, looks([cells for _, cells in drawn], controls), marks_text(found, controls, compared=compared)
+        )
+        if figures
+        else panels.legend(NAME, {}),
+    )
+
+
+def drawable(cell: CellResult) -> bool:
+    found = cell.speedup
+    return (
+        found is not None
+        and panels.finite(found.value, found.low, found.high)
+        and 0 < found.value <= LARGEST
+        and cell.cell.batch_size >= 1
+    )
+
+
+def figures_of(cells: Iterable[CellResult]) -> list[tuple[float, float]]:
+    """What an axis must hold: our figures and the published ones."""
+    found = []
+    for cell in cells:
+        if cell.speedup:
+            found.append((cell.speedup.value, cell.speedup.high))
+        if cell.published:
+            found.append((cell.published.speedup, cell.published.speedup))
+    return found
+
+
+def controls_of(results: RunResults) -> frozenset[str]:
+    """Variants whose drafts' fate is known beforehand."""
+    return frozenset(arm.variant for arm in results.arms if arm.control)
+
+
+def title(results: RunResults, target: str, workload: str) -> str:
+    """The workload, with the target where the run has several."""
+    return f"{workload} ({target})" if len({cell.cell.target for cell in results.cells}) > 1 else workload
+
+
+def line_name(cell: CellResult) -> str:
+    return cell.cell.variant + (" (base build)" if cell.build == "base" else "")
+
+
+def looks(groups: list[list[CellResult]], controls: frozenset[str]) -> dict[str, Look]:
+    """Variant -> look, of panels with lines: rows have names of their own."""
+    variants = dict.fromkeys(
+        cell.cell.variant for cells in groups if len({c.cell.batch_size for c in cells}) > 1 for cell in cells
+    )
+    ordered = sorted(variants, key=controls.__contains__)
+    return {variant: look(variant, control=variant in controls) for variant in ordered}
+
+
+def marks_text(cells: list[CellResult], controls: frozenset[str], *, compared: bool) -> str:
+    """What else is to be known of the marks."""
+    told = ["Bars: 95 % intervals; one that is much wider than its figure ends at the frame. The line across: no-SD."]
+    if any(cell.cell.variant in controls for cell in cells):
+        told.append("Dashed: controls, whose drafts are known to be right or wrong.")
+    if any(cell.build == "base" for cell in cells):
+        told.append("Hollow: the base build.")
+    if compared:
+        told.append("Dotted (or an upright stroke): published.")
+    return " ".join(told)
+
+
+def figure(name: str, title: str, cells: list[CellResult], top: float, controls: frozenset[str]) -> Figure:
+    """Lines over batch sizes, or rows where there is one batch size alone."""
+    groups: dict[str, list[CellResult]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.cell.variant in controls, cell.cell.batch_size)):
+        groups.setdefault(line_name(cell), []).append(cell)
+    shown = dict(list(groups.items())[: panels.LINES_DRAWN])
+    sizes = sorted({cell.cell.batch_size for cell in cells})
+    axis = Axis(title=AXIS, low=0.0, high=top, rule=1.0)
+    if len(sizes) == 1:
+        rows = [
+            panels.Row(
+                name=called,
+                look=look(found[0].cell.variant),
+                mark=mark_of(found[0]),
+                other=found[0].published.speedup if found[0].published else None,
+                hollow=found[0].build == "base",
+            )
+            for called, found in shown.items()
+        ]
+        svg = panels.in_rows(name, rows, axis)
+    else:
+        drawn = [line for found in shown.values() for line in lines(found, controls)]
+        svg = panels.over_sizes(name, drawn, sizes, axis)
+    return Figure(title=title, description=described(cells, shown, sizes, len(groups)), svg=svg)
+
+
+def mark_of(cell: CellResult) -> Mark:
+    assert cell.speedup is not None
+    ratio = cell.speedup
+    return Mark(batch_size=cell.cell.batch_size, value=ratio.value, low=ratio.low, high=ratio.high)
+
+
+def lines(cells: list[CellResult], controls: frozenset[str]) -> list[Line]:
+    """A variant's own line, and behind it the published one."""
+    variant = cells[0].cell.variant
+    how = look(variant, control=variant in controls)
+    found = [Line(name=variant, look=how, marks=[mark_of(cell) for cell in cells], hollow=cells[0].build == "base")]
+    theirs = [(cell.cell.batch_size, cell.published.speedup) for cell in cells if cell.published]
+    if theirs:
+        marks = [Mark(batch_size=size, value=value, low=value, high=value) for size, value in theirs]
+        found.append(Line(name=f"{variant}, published", look=how, marks=marks, behind=True))
+    return found
+
+
+def described(cells: list[CellResult], shown: dict[str, list[CellResult]], sizes: list[int], groups: int) -> str:
+    """The range, then each variant at its smallest and its largest batch size."""
+    values = [cell.speedup.value for cell in cells if cell.speedup]
+    at = f"at batch size {sizes[0]}" if len(sizes) == 1 else f"over batch sizes {sizes[0]} to {sizes[-1]}"
+    told = [f"Speedup over no-SD {at}, {min(values):.2f}x to {max(values):.2f}x"]
+    for called, found in shown.items():
+        told.append(
+            f"{called} "
+            + " and ".join(
+                f"{ratio_text(cell.speedup)} at {cell.cell.batch_size}"
+                + (f" (published {cell.published.speedup:.2f}x)" if cell.published else "")
+                for cell in panels.ends(found)
+            )
+        )
+    if groups > len(shown):
+        told.append(f"{groups - len(shown)} more are not drawn")
+    return "; ".join(told) + "."

@@ -1,0 +1,1 @@
+"""Rules of the page that only a browser can check."""

@@ -1,0 +1,212 @@
+"""Runs whose pages the browser looks at, made by hand; each has what one kind of trouble needs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from draftproof.analysis.anatomy import anatomy_of
+from draftproof.anatomy import Anatomies, CellAnatomy
+from draftproof.records import RunHeader
+from draftproof.report.html import render_html
+from draftproof.results import AaResult, CellResult, RunResults
+from tests.reporting import HOSTILE, arm, broken, cell, difference, failure, header, ratio, reference, run, sameness
+from tests.test_anatomy import made
+from tests.test_report_determinism import full as outputs_run
+from tests.test_report_speed import FULL as SPEEDS
+from tests.test_report_stages import full as stages_run
+
+SCRIPTS = [
+    "<script>window.__x = 1; alert(1)</script>",
+    '"><img src=x onerror="window.__x = 1">',
+    "' onmouseover='window.__x = 1' autofocus onfocus='window.__x = 1",
+    "]]></style></svg><script>window.__x = 1</script>",
+    "</title></textarea><svg onload=window.__x=1>",
+    '<a href="javascript:window.__x=1">x</a><iframe srcdoc="<script>parent.__x=1</script>"></iframe>',
+    '<link rel="stylesheet" href="https://evil.example/x.css"><meta http-equiv="refresh" content="0;url=//a.b">',
+]
+"""Texts that would show that they were taken for HTML: each sets ``window.__x``, opens a dialog or asks the network."""
+
+LONG = "unbroken" * 12_500
+"""100,000 characters without a place to break."""
+
+RTL = "\N{RIGHT-TO-LEFT OVERRIDE}\N{RIGHT-TO-LEFT ISOLATE}\N{HEBREW LETTER ALEF}\N{RIGHT-TO-LEFT MARK}" * 20
+CONTROL = "".join(map(chr, [*range(32), 127, *range(0x80, 0xA0), 0x2028, 0xFEFF, 0xD800])) * 5
+
+
+def full() -> RunResults:
+    """Something for every section."""
+    outputs, stages = outputs_run(), stages_run()
+    cells: dict[str, CellResult] = {}
+    for found in [
+        cell(build_ratio=ratio(1.02, 1.01, 1.03), stages=stages.cells[0].stages),
+        *outputs.cells,
+        *SPEEDS.cells,
+        cell("mtp", "code_edit", verdict="REGRESSED", speedup=ratio(0.6, 0.5, 0.7), informing=["beside 1.28 (paper)"]),
+        cell("suffix", verdict="UNSTABLE", problems=["suffix, chat b1, rotation 0: 5 tokens accepted of 4 drafted"]),
+    ]:
+        cells.setdefault(found.cell.id, found)
+    requests = [made(f"p{number}", [number % 4, 3, 0, 1, 2] * 8) for number in range(8)]
+    anatomy = anatomy_of(requests)
+    assert anatomy is not None
+    return msgspec.structs.replace(
+        outputs,
+        cells=list(cells.values()),
+        aa=[AaResult(target="tiny", workload="chat", batch_size=1, ratio=ratio(1.0, 0.98, 1.02))],
+        decays=SPEEDS.decays,
+        stage_findings=stages.stage_findings,
+        anatomies=Anatomies(cells=[CellAnatomy(cell=cell().cell.id, build="new", anatomy=anatomy)]),
+        skipped={"tiny-mtp-chat-b1": "needs a target with an MTP head"},
+        notes=["chat: 2 prompts were left out"],
+    )
+
+
+SECTIONS = {
+    "full": {"cells", "failures", "builds", "speed", "anatomy", "outputs", "stages", "positions", "not-run", "notes"},
+    "partial": {"cells", "failures", "not-run"},
+    "one request": {"cells", "outputs"},
+    "empty": {"cells", "not-run"},
+    "many": {"cells", "failures", "outputs", "positions"},
+}
+"""What each run has data for, beside `ALWAYS`; written down here, not asked of the code that is tested."""
+
+ALWAYS = {"meaning", "environment"}
+
+
+def partial() -> RunResults:
+    return run(
+        reference(),
+        cell(speedup=None, verdict="INSUFFICIENT", reason="0 of 3 pairs", pairs=0),
+        broken(),
+        finished=False,
+        partial="the budget of 330 s was spent",
+        skipped={"tiny-mtp-chat-b1": "needs a target with an MTP head"},
+    )
+
+
+def many() -> RunResults:
+    """300 cells of 15 variants."""
+    return run(
+        *[
+            cell(
+                f"variant_{index % 15}",
+                f"workload_{index // 75}",
+                2 ** (index // 15 % 5),
+                reason="the interval lies above the limit of 1.0 " * 4,
+                speedup=ratio(0.5 + index / 200, 0.45 + index / 200, 0.6 + index / 200),
+                failures=[failure(log_tail="x" * 4000)] if index % 7 == 0 else [],
+                sameness=sameness(*[difference(f" left {index}", "\x00") for _ in range(12)]),
+            )
+            for index in range(300)
+        ]
+    )
+
+
+RUNS: dict[str, Callable[[], RunResults]] = {
+    "full": full,
+    "partial": partial,
+    "one request": lambda: run(reference(), cell(sameness=sameness(difference(), requests=1))),
+    "empty": lambda: run(
+        arms=[], finished=False, partial="no cell was selected", skipped={"tiny-mtp-chat-b1": "needs an MTP head"}
+    ),
+    "many": many,
+}
+
+
+def html(results: RunResults, of: RunHeader | None = None) -> str:
+    """A plain string: what tests put into it is not escaped."""
+    return str(render_html(results, of or header()))
+
+
+@functools.cache
+def page_of(name: str) -> str:
+    return html(RUNS[name](), header(builds=["new", "base"]) if name == "full" else header())
+
+
+# -- runs written by somebody else -------------------------------------------------------------------------------------
+
+
+DICTS = (inspect.StructType, inspect.DictType)
+LISTS = (inspect.ListType, inspect.TupleType, inspect.VarTupleType, inspect.NamedTupleType)
+Spoilable = TypeVar("Spoilable", RunResults, RunHeader)
+
+
+def with_texts(value: Any, change: Callable[[str], str], kind: inspect.Type) -> Any:
+    """Plain data of type `kind`, with `change` made to each text that may be any text; words of a fixed list stay."""
+    match kind:
+        case inspect.StrType() | inspect.AnyType() if isinstance(value, str):
+            return change(value)
+        case inspect.UnionType() if isinstance(value, str):
+            return change(value) if any(isinstance(one, inspect.StrType) for one in kind.types) else value
+        case inspect.UnionType():
+            kinds = DICTS if isinstance(value, dict) else LISTS if isinstance(value, list | tuple) else ()
+            one = [one for one in kind.types if isinstance(one, kinds)]
+            return with_texts(value, change, one[0]) if one else value
+        case inspect.StructType():
+            types = {field.encode_name: field.type for field in kind.fields}
+            return {key: with_texts(one, change, types[key]) if key in types else one for key, one in value.items()}
+        case inspect.NamedTupleType():
+            pairs = zip(value, kind.fields, strict=True)
+            return [with_texts(one, change, field.type) for one, field in pairs]
+        case inspect.TupleType():
+            return [with_texts(one, change, other) for one, other in zip(value, kind.item_types, strict=True)]
+        case inspect.ListType() | inspect.VarTupleType():
+            return [with_texts(one, change, kind.item_type) for one in value]
+        case inspect.DictType():
+            return {key: with_texts(one, change, kind.value_type) for key, one in value.items()}
+        case inspect.AnyType() if isinstance(value, list | tuple):
+            return [with_texts(one, change, kind) for one in value]
+        case inspect.AnyType() if isinstance(value, dict):
+            return {key: with_texts(one, change, kind) for key, one in value.items()}
+    return value
+
+
+def spoilt(value: Spoilable, text: str) -> Spoilable:
+    """`text` before every text of the records, names included, so that names which were one stay one."""
+    plain = with_texts(msgspec.to_builtins(value), lambda old: text + old, inspect.type_info(type(value)))
+    return msgspec.convert(plain, type(value))
+
+
+def model_output(text: str) -> RunResults:
+    """`text` wherever a model, an engine or a data set could bring it in, and as names of settings."""
+    found = difference(text, text, prompt_id=text, before=text, after=(text, text))
+    return run(
+        cell(
+            reason=text,
+            sameness=sameness(found, garbage=text),
+            problems=[text],
+            informing=[text],
+            failures=[failure(kind=text, message=text, log_tail=text)],
+        ),
+        title=text,
+        finished=False,
+        partial=text,
+        skipped={text: text},
+        notes=[text],
+        arms=[
+            arm(
+                environment={"vllm": text, "variables": {text: text}},
+                resolved={text: text},
+                speculative_config={text: [text]},
+            )
+        ],
+    )
+
+
+HOSTILE_PAGES: dict[str, Callable[[], str]] = {
+    "scripts in model output": lambda: html(model_output("\n".join([*SCRIPTS, *HOSTILE]))),
+    "scripts in every text": lambda: html(spoilt(full(), "".join(SCRIPTS)), spoilt(header(), SCRIPTS[0])),
+    "control characters": lambda: html(spoilt(full(), CONTROL)),
+    "right to left": lambda: html(spoilt(full(), RTL)),
+    "100,000 characters": lambda: html(model_output(LONG)),
+}
+
+
+def without_policy(text: str) -> str:
+    before, tag, after = text.partition('<meta http-equiv="Content-Security-Policy"')
+    assert tag
+    return before + after.partition(">")[2]
