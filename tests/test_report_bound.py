@@ -120,7 +120,7 @@ def test_each_k_of_the_oracle_has_a_panel() -> None:
 def test_the_axis_of_shares_runs_from_0_to_1_and_further_where_it_must(value: float, low: float, high: float) -> None:
     table = of(reached_table(with_bounds(reached=[reached("ngram", size, value) for size in (1, 4)])))
     assert axes_of(table.figures[0]).get_ylim() == pytest.approx((low, high))
-    assert ("is in the table alone" in table.legend) == (value < LEAST_SHARE)
+    assert ("is not drawn" in table.legend) == (value < LEAST_SHARE)
 
 
 def test_one_batch_size_has_rows_and_an_oracle_alone_a_row_without_a_figure() -> None:

@@ -128,9 +128,7 @@ def share(view: View, ours: Placed, oracle: Placed) -> GainShare | None:
 def pairs_of(view: View, place: Placed) -> dict[int, PairSums]:
     if place.unit is None:
         return {}
-    arms = (place.key, place.base_key)
-    blocks = [block for arm in arms for block in view.blocks(place.unit, arm, "speed")]
-    return rotation_pairs(blocks, place.unit, *arms)
+    return rotation_pairs(view.unit_blocks(place.unit), place.unit, place.key, place.base_key)
 
 
 def read_simulated(folder: Path, targets: Sequence[str]) -> tuple[list[Simulated], list[str]]:

@@ -101,7 +101,7 @@ def test_drafts_accepted_at_a_set_rate_are_not_divergent(tmp_path: Path, catalog
     assert {request.arm for request in engine.refereed} == {"partly"}
     assert one(beside, "partly").determinism.verdict == "FAILED"
     assert one(beside).determinism.verdict == "INSUFFICIENT"
-    assert "divergent outputs: partly " in headline(judged(beside))
+    assert "divergent outputs in 1 of 1 cell compared (partly on " in headline(judged(beside))
 
 
 def test_a_referee_is_not_loaded_for_random_weights(tmp_path: Path, catalog: Catalog) -> None:
@@ -118,7 +118,7 @@ def test_a_referee_is_not_loaded_for_random_weights(tmp_path: Path, catalog: Cat
     }
     assert one(run).determinism.verdict == "INSUFFICIENT"
     told = headline(judged(run))
-    assert "outputs of 1 cells are not compared: the weights of target 'toy' are random numbers" in told
+    assert "outputs of 1 cell not compared: the weights of target 'toy' are random numbers" in told
     assert "divergent" not in told
 
 

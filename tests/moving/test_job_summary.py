@@ -22,7 +22,10 @@ from tests.snapshots import NGRAM, Arm, make_limits, make_run, make_series, make
 from tests.toy import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
-MANY = """
+LONG = "variant_of_a_name_so_long_that_a_table_of_five_thousand_cells_takes_more_than_a_mebibyte_"
+MANY = f"""
+LONG = {LONG!r}"""
+MANY += """
 from msgspec.structs import replace
 from pathlib import Path
 from draftproof.gate import Judgement
@@ -34,7 +37,7 @@ def pytest_sessionstart(session):
     one = cell(speedup=ratio(0.5, 0.4, 0.6))
     cells = []
     for n in range(5000):
-        variant = f"variant_of_quite_a_long_name_{n}"
+        variant = LONG + str(n)
         judged = Judgement(verdict="REGRESSED" if n % 50 == 49 else "PASS", reason="r" * 300)
         cells.append(replace(one, cell=replace(one.cell, variant=variant), arm=variant, throughput=judged))
     made = Session(Options(study="default", report_dir=Path("reports")))
@@ -74,7 +77,7 @@ def test_five_thousand_cells_stay_below_a_mebibyte(
     commands = re.findall(r"`(pytest .*)`", failing)
     assert len(commands) == 100
     for command, number in zip(commands, range(49, 5000, 50), strict=True):
-        test = f"tests_perf/test_throughput.py::test_speedup[tiny-variant_of_quite_a_long_name_{number}-chat-b1]"
+        test = f"tests_perf/test_throughput.py::test_speedup[tiny-{LONG}{number}-chat-b1]"
         assert command == f'pytest --sd-study default "{test}"'
     verdicts = re.findall(r"\| (REGRESSED|PASS) \| PASS \|\n", table)
     assert verdicts[:100] == ["REGRESSED"] * 100

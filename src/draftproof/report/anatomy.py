@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+from markupsafe import Markup
+
 from draftproof.analysis.anatomy import Anatomy, Box
 from draftproof.analysis.stats import Ratio, Share
-from draftproof.report import view
-from draftproof.report.parts import Page, Section, Table
+from draftproof.report import anatomyfigures, heatmaps, overlapfigures, view
+from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.results import CellResult, RunResults
 
 TITLE = "Where drafts are accepted and rejected"
@@ -25,16 +28,31 @@ def tables(results: RunResults) -> list[Table]:
     shown = [*cells(results)]
     if not shown:
         return []
-    made = [request_table(shown), draft_table(shown), output_table(shown), rejected_table(shown)]
-    return [table for table in [*made, difference_table(results), overlap_table(results)] if table.body]
+    known = [(name, found) for name, _, found in shown]
+    bare = [(cell, found) for _, cell, found in shown]
+    made = [
+        drawn(request_table(known), anatomyfigures.request_figures(results, bare)),
+        drawn(draft_table(known), anatomyfigures.draft_figures(results, bare)),
+        drawn(output_table(known), anatomyfigures.output_figures(results, bare)),
+        heatmaps.table_of(results, bare),
+        rejected_table(known),
+        drawn(difference_table(results), heatmaps.difference_figures(results, results.anatomies.differences)),
+        drawn(overlap_table(results), overlapfigures.overlap_figures(results, results.anatomies.overlaps)),
+    ]
+    return [table for table in made if table.body]
 
 
-def cells(results: RunResults) -> Iterator[tuple[list[str], Anatomy]]:
-    """(How the cell is named, its anatomy), in the order of the closing table."""
+def drawn(table: Table, made: tuple[list[Figure], Markup]) -> Table:
+    figures, legend = made
+    return msgspec.structs.replace(table, figures=figures, legend=legend) if figures else table
+
+
+def cells(results: RunResults) -> Iterator[tuple[list[str], CellResult, Anatomy]]:
+    """(How the cell is named, the cell, its anatomy), in the order of the closing table."""
     known = {(found.cell, found.build): found.anatomy for found in results.anatomies.cells}
     for row in view.rows(results):
         if (key := (row.cell.cell.id, row.cell.build)) in known:
-            yield row.name, known[key]
+            yield row.name, row.cell, known[key]
 
 
 def named(results: RunResults) -> dict[tuple[str, str], CellResult]:
@@ -95,8 +113,7 @@ def output_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         name="by-position",
         title="Tokens per step by position in the output",
         note=f"Each tenth of an output: tokens / steps, a step shared out to its tokens. {JACKKNIFE}. Unplaced "
-        "requests had steps without a draft whose place the records do not tell. The map is in "
-        "summary.json.",
+        "requests had steps without a draft whose place the records do not tell.",
         head=["variant", "workload", "B", "tokens", "requests", "unplaced", *[f"{n}0 %" for n in range(1, 11)]],
         body=body,
         names=2,

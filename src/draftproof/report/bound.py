@@ -31,13 +31,6 @@ def section(page: Page) -> Section | None:
 # -- the measured oracle -----------------------------------------------------------------------------------------------
 
 
-def variant_name(results: RunResults, row: Reached) -> str:
-    """The variant, as `view.name` tells it."""
-    told = [row.target] * (len({cell.cell.target for cell in results.cells}) > 1)
-    told += [f"{row.build} build"] * (len({cell.build for cell in results.cells}) > 1)
-    return (row.variant or "-") + (f" ({', '.join(told)})" if told else "")
-
-
 def share_text(share: GainShare | None) -> str:
     return "-" if share is None else f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"
 
@@ -51,13 +44,13 @@ def reached_table(results: RunResults) -> Table | None:
         "The measured oracle drafts no-SD's own tokens: every draft is right and costs next to nothing, so that no "
         "drafter of as many tokens a step can be faster. Share of its gain: (speedup - 1) / (the oracle's - 1), "
         "95 % by delete-one jackknife over the prompt sets that both have; 1 is the oracle, 0 no gain, below 0 slower "
-        "than no-SD. -: the oracle's own interval holds 1."
+        "than no-SD; each over the no-SD arm of its own settings. -: the oracle's own interval holds 1."
     )
     if results.bounds.without:
         note += f" No oracle ran on {', '.join(results.bounds.without)}."
     body = [
         [
-            variant_name(results, row),
+            results.full_name(row.variant or "-", row.target, row.build),
             row.workload,
             str(row.batch_size),
             str(row.k) if row.k else "-",
@@ -79,7 +72,7 @@ def reached_table(results: RunResults) -> Table | None:
     ]
     marks = "Bars: 95 % intervals. At 1 a variant is as fast as the oracle, at 0 (the line) as no-SD."
     if any(row.share.value < LEAST_SHARE for row in rows if row.share):
-        marks += f" What lies below {LEAST_SHARE:g} is in the table alone."
+        marks += f" What lies below {LEAST_SHARE:g} is not drawn."
     if any(row.build == "base" for row in rows):
         marks += " Hollow: the base build."
     return Table(
@@ -217,10 +210,10 @@ def targets_of(results: RunResults) -> list[str]:
 
 def commands_table(results: RunResults) -> Table | None:
     """How simulated speedups come into the folder of a run; None where nothing ran that could be simulated."""
-    controls = endtoend.controls_of(results)
+    controls = results.controls
     body = []
     for target in targets_of(results)[:NAMED]:
-        cells = [cell.cell for cell in results.cells if cell.cell.target == target and cell.arm != cell.base_arm]
+        cells = [cell.cell for cell in results.cells if cell.cell.target == target and cell.speculative]
         variants = [name for name in dict.fromkeys(cell.variant for cell in cells) if name not in controls]
         if variants:
             workloads = list(dict.fromkeys(cell.workload for cell in cells))[:NAMED]
@@ -264,7 +257,7 @@ def simulate_command(target: str, variants: list[str], workloads: list[str], siz
 
 def panels_of(results: RunResults) -> list[Panel]:
     """By target, data set and variant, as the files have them; of a file with several rules the first one's."""
-    controls = endtoend.controls_of(results)
+    controls = results.controls
     oracles = dict.fromkeys(row.oracle for row in results.bounds.reached)
     found = []
     for simulated in results.bounds.simulated:

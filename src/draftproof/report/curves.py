@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from draftproof.analysis.survival import Survival
 from draftproof.report import drawing, panels
-from draftproof.report.determinism import arm_of, compared, grid, longest_of, survival_at, survival_text, unit_name
+from draftproof.report.determinism import compared, grid, longest_of, survival_at, survival_text, unit_name
 from draftproof.report.drawing import Later, Look
 from draftproof.report.parts import Figure
 from draftproof.results import RunResults
@@ -49,8 +49,8 @@ def panels_of(results: RunResults) -> list[Panel]:
     units: dict[tuple[str, str, int, str], list[Curve]] = {}
     for cell, same in compared(results):
         if same.survival is not None:
-            what, arm = cell.cell, arm_of(results, cell)
-            look = drawing.look(what.variant, control=bool(arm and arm.control))
+            what = cell.cell
+            look = drawing.look(what.variant, control=what.variant in results.controls)
             unit = (what.target, what.workload, what.batch_size, cell.build)
             units.setdefault(unit, []).append(Curve(variant=what.variant, look=look, survival=same.survival))
     found = []

@@ -29,6 +29,7 @@ INK = {
     "slower": "#010209",
     "unclear": "#01020a",
     **{f"s{number}": f"#0102{0x20 + number:02x}" for number in range(7)},
+    **{f"t{number}": f"#0102{0x30 + number:02x}" for number in range(4)},
 }
 """Name of a colour of the page's style -> the colour that stands for it while matplotlib draws."""
 
@@ -168,7 +169,7 @@ def for_page(text: str, name: str) -> str:
 
 def tag(text: str, ids: dict[str, str]) -> str:
     """One tag: the drawing's own ids, the page's colours and font; what the page sets or nobody sees is gone."""
-    text = re.sub(r"\s+", " ", text).replace(" />", "/>").replace(" >", ">")
+    text = re.sub(r"\s+", " ", text).replace(" />", "/>").replace(" >", ">").replace(";base64, ", ";base64,")
     if text.startswith("<svg"):
         text = re.sub(r' (?:width|height)="[^"]*"', "", text).replace("<svg", '<svg aria-hidden="true"', 1)
     if text.startswith("<path") and 'style="fill: none"' in text:

@@ -24,7 +24,7 @@ def section(page: Page) -> Section | None:
 
 def table(results: RunResults) -> Table | None:
     """A row for each speculative cell with a speedup; None without one."""
-    rows = [row for row in view.rows(results) if row.cell.arm != row.cell.base_arm]
+    rows = [row for row in view.rows(results) if row.cell.speculative]
     shown = [row for row in rows if row.cell.speedup is not None]
     if not shown:
         return None
@@ -62,7 +62,7 @@ def table(results: RunResults) -> Table | None:
         target: panels.axis_end(figures_of(cell for (other, _), cells in drawn for cell in cells if other == target))
         for (target, _), _ in drawn
     }
-    controls = controls_of(results)
+    controls = results.controls
     figures = [
         figure(f"{NAME}-{number}", title(results, target, workload), cells, tops[target], controls)
         for number, ((target, workload), cells) in enumerate(drawn)
@@ -104,14 +104,9 @@ def figures_of(cells: Iterable[CellResult]) -> list[tuple[float, float]]:
     return found
 
 
-def controls_of(results: RunResults) -> frozenset[str]:
-    """Variants whose drafts' fate is known beforehand."""
-    return frozenset(arm.variant for arm in results.arms if arm.control)
-
-
 def title(results: RunResults, target: str, workload: str) -> str:
     """The workload, with the target where the run has several."""
-    return f"{workload} ({target})" if len({cell.cell.target for cell in results.cells}) > 1 else workload
+    return f"{workload} ({target})" if results.several_targets else workload
 
 
 def line_name(cell: CellResult) -> str:

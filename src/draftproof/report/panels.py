@@ -73,10 +73,10 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     """Where a line is drawn across: the value that means no change."""
 
 
-def named(text: str) -> str:
+def named(text: str, most: int = NAME_CHARS) -> str:
     """Foreign text for a drawing: one line, every character seen, cut."""
     shown = untrusted.visible(untrusted.HOME.sub("~", text[:200]), keep="")
-    return shown if len(shown) <= NAME_CHARS else shown[: NAME_CHARS - 1] + "…"
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def axis_end(figures: Iterable[tuple[float, float]], least: float = 1.0) -> float:
@@ -221,7 +221,7 @@ def ends(things: Sequence[Thing]) -> list[Thing]:
 
 def cut_note(what: str, total: int, drawn: int) -> str:
     """That not all are drawn, as a sentence to append; empty where all are."""
-    return f" Of {total:,} {what} {drawn:,} are drawn; the table holds all." if total > drawn else ""
+    return f" Of {total:,} {what} {drawn:,} are drawn; summary.json holds all." if total > drawn else ""
 
 
 def finite(value: float, low: float, high: float) -> bool:

@@ -100,9 +100,8 @@ def break_even_figures(results: RunResults) -> tuple[list[Figure], str]:
     groups: dict[tuple[str, str], list[Decay]] = {}
     for decay in results.decays:
         groups.setdefault((decay.target, decay.workload), []).append(decay)
-    several = len({cell.cell.target for cell in results.cells}) > 1
     figures = [
-        break_even_figure(f"decay-{number}", f"{workload} ({target})" if several else workload, decays)
+        break_even_figure(f"decay-{number}", f"{workload} ({target})" if results.several_targets else workload, decays)
         for number, ((target, workload), decays) in enumerate(list(groups.items())[: panels.PANELS_DRAWN])
     ]
     return figures, panels.cut_note("panels", len(groups), len(figures))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import OVERHEAD, STAGES, StageSums
 from draftproof.metrics import ratio_text
-from draftproof.report import view
+from draftproof.report import stagefigures, view
 from draftproof.report.parts import Page, Section, Table
 from draftproof.results import RunResults
 
@@ -51,8 +51,16 @@ def shares(results: RunResults) -> Table:
             line += [percent(seconds, device_s or 1.0) for seconds in (sums.device_busy_s, sums.device_idle_s)]
         line += [f"{1000 * whole / sums.decode_steps:.1f}", str(sums.decode_steps)]
         body.append([*view.name(results, cell), *line])
+    figures, legend = stagefigures.share_figures(results)
     return Table(
-        names=2, name="shares", title="Time (share of decode steps)", note=shares_note(all_sums), head=head, body=body
+        name="shares",
+        title="Time (share of decode steps)",
+        note=shares_note(all_sums),
+        head=head,
+        body=body,
+        names=2,
+        figures=figures,
+        legend=legend,
     )
 
 
@@ -85,9 +93,9 @@ def explained(results: RunResults) -> Table:
         found = one.expected
         cell = cells.get((one.cell, one.build))
         name = view.name(results, cell) if cell is not None else [one.variant, one.workload, str(one.batch_size)]
-        figures = [f"{found.alpha:.2f}", f"{found.c:.3f}", f"{found.v:.2f}", f"{found.tokens_per_step:.2f}"]
+        measured = [f"{found.alpha:.2f}", f"{found.c:.3f}", f"{found.v:.2f}", f"{found.tokens_per_step:.2f}"]
         speedups = [f"{value:.2f}x" for value in (found.iid, found.measured_positions, found.whole_step)]
-        body.append([*name, str(found.k), *figures, *speedups, ratio_text(one.speedup)])
+        body.append([*name, str(found.k), *measured, *speedups, ratio_text(one.speedup)])
     note = (
         "Eq. 1 (arXiv 2601.11580, after 2211.17192): (1 - alpha^(k+1)) / ((1 - alpha)(k c + 1)), with alpha the share "
         "of judged draft tokens that were accepted, and c one draft forward over one target forward. It takes k + 1 "
@@ -95,7 +103,17 @@ def explained(results: RunResults) -> Table:
         "no-SD forward, and the same with whole steps, overhead included. Stage seconds are those of steps with the "
         "whole batch; the measured speedup has prefill and the batch's end in it. Expected figures are points."
     )
-    return Table(name="expected", title="Expected and measured speedup", note=note, head=head, body=body, names=2)
+    figures, legend = stagefigures.explained_figures(results)
+    return Table(
+        name="expected",
+        title="Expected and measured speedup",
+        note=note,
+        head=head,
+        body=body,
+        names=2,
+        figures=figures,
+        legend=legend,
+    )
 
 
 def milliseconds(found: Interval) -> str:
@@ -136,4 +154,14 @@ def prices(results: RunResults) -> Table:
         "more), over all arms. Intervals are order statistics of the median. Steps of one block are not independent: "
         "the intervals are rather too narrow than too wide."
     )
-    return Table(name="row-prices", title="The price of verification rows", note=note, head=head, body=body, names=2)
+    figures, legend = stagefigures.price_figures(results)
+    return Table(
+        name="row-prices",
+        title="The price of verification rows",
+        note=note,
+        head=head,
+        body=body,
+        names=2,
+        figures=figures,
+        legend=legend,
+    )
