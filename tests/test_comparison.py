@@ -345,6 +345,34 @@ def test_too_few_prompt_sets_are_not_judged(sets: int, said: str) -> None:
         assert {finding.reason for finding in turned.findings} == {said}
 
 
+def test_what_is_too_little_to_judge_is_shown_with_its_interval() -> None:
+    """Three sets are enough to see how much moved, and by how much that may be wrong; one set is not."""
+    found = against(make_run(arm=slower(NGRAM, 3), sets=3), make_run("base", sets=3))
+    one = only(found, "system")
+    assert (one.verdict, one.sets, one.p) == ("INSUFFICIENT", 3, None)
+    assert one.change == pytest.approx(2, rel=0.1)
+    assert one.low is not None
+    assert one.high is not None
+    assert one.low < 2 < one.high
+    assert one.beyond is not None
+    assert one.change is not None
+    assert one.beyond == pytest.approx(one.change - 0.05)
+    alone = only(against(make_run(sets=1), make_run("base", sets=1)), "system")
+    assert (alone.change, alone.low, alone.sets) == (None, None, 1)
+
+
+def test_on_a_busy_machine_no_seconds_are_shown() -> None:
+    """Acceptance is: it does not depend on them."""
+    busy = [make_run(luck, like(NGRAM, waiting=0.5), like(NO_SD, waiting=0.5), sets=3) for luck in ("base", "new")]
+    found = against(busy[1], busy[0])
+    assert {(one.gate, one.change is None) for one in found.findings} == {
+        ("drafter", False),
+        ("system", True),
+        ("end to end", True),
+    }
+    assert ["the machine was busy" in one.reason for one in found.findings if one.gate != "drafter"] == [True] * 3
+
+
 def test_one_prompt_set_is_never_enough() -> None:
     """Whatever the limit says: one has no spread."""
     found = against(make_run(sets=1), pairs={"limit": 1})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftproof import movers
 from draftproof.analysis.moves import Between, Move
@@ -101,3 +103,50 @@ def test_an_arm_that_became_much_worse_is_excused_by_nothing() -> None:
 def test_acceptance_is_nobodys_but_the_variants() -> None:
     tested = msgspec.structs.replace(ratio("ngram", 0.0, 0.3), own=None)
     assert whose(tested, [tested]) == "variant"
+
+
+def slow_beside(tested: movers.Tested, everything: list[movers.Tested]) -> list[movers.Tested]:
+    """What stands beside a figure, by a look at all of them."""
+
+    def is_mean(one: movers.Tested) -> bool:
+        return one.place == mean_place(one.series.target, one.series.variant)
+
+    def cell(one: movers.Tested) -> tuple[str, int]:
+        return one.series.workload, one.series.batch_size
+
+    return [
+        other
+        for other in everything
+        if other.series.speculative
+        and (other.quantity.gate, other.series.target) == (tested.quantity.gate, tested.series.target)
+        and other.series.variant != tested.series.variant
+        and is_mean(other) == is_mean(tested)
+        and (is_mean(tested) or cell(other) == cell(tested))
+    ]
+
+
+@st.composite
+def figures(draw: st.DrawFn) -> movers.Tested:
+    variant = draw(st.sampled_from(["ngram", "eagle3", "mtp", "no_sd"]))
+    one = ratio(variant, 0.0, 0.0, mean=draw(st.booleans()))
+    places = {"target": st.sampled_from("tu"), "workload": st.sampled_from("wx"), "batch_size": st.integers(1, 2)}
+    series = msgspec.structs.replace(one.series, **{name: draw(of) for name, of in places.items()})
+    place = mean_place(series.target, variant) if one.place == mean_place("t", variant) else series.id
+    return msgspec.structs.replace(one, series=series, place=place, quantity=draw(st.sampled_from(SPECULATIVE)))
+
+
+@given(st.lists(figures(), max_size=30))
+def test_what_stands_beside_a_figure_is_found_without_a_look_at_all(everything: list[movers.Tested]) -> None:
+    peers = movers.Peers(everything)
+    for tested in everything:
+        assert peers.beside(tested) == slow_beside(tested, everything)
+        mean = peers.mean_of(tested)
+        of_variant = mean_place(tested.series.target, tested.series.variant)
+        means = [
+            one
+            for one in everything
+            if one.place == of_variant != tested.place
+            and one.series.speculative
+            and one.quantity.gate == tested.quantity.gate
+        ]
+        assert mean == (means[0] if means else None)

@@ -613,6 +613,26 @@ ENTRIES = {
     """,
 }
 
+GATE_STUDY = """
+name = "toy"
+title = "a study of toys"
+hardware = "toy"
+max_prompt_tokens = 40
+output_tokens = 24
+rotations = 12
+max_rotations = 12
+stage_output_tokens = 12
+stage_blocks = 2
+seed = 7
+
+[[matrix]]
+target = "toy"
+variants = ["no_sd", "perfect"]
+workloads = ["short"]
+batch_sizes = [5]
+"""
+"""Twelve rotations of five of the six prompts, each in an order of its own: enough for a gate."""
+
 
 def write_catalog(folder: Path) -> Path:
     """The toys as an overlay for ``--sd-catalog``."""

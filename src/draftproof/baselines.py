@@ -16,6 +16,8 @@ from draftproof.results import analyse
 from draftproof.snapshot import SNAPSHOT_VERSION, Kept, Snapshot, take
 from draftproof.spec import require
 
+COMPARE = "--compare"
+"""The option of ``draftproof report``."""
 KEPT_RUNS = 20
 """The oldest go first."""
 LOCK_TIMEOUT_S = 30.0
@@ -114,13 +116,25 @@ def everything(folder: Path) -> list[Baseline]:
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
-def resolve(path: Path, catalog: Catalog) -> list[Snapshot]:
+def resolve(path: Path, catalog: Catalog, field: str = "BASE and NEW") -> list[Snapshot]:
     """What a user names: a run's folder, or a baseline's file. Raises DraftproofError where it is neither."""
     if (path / "run.json").exists():
         return [read_run(path, catalog)]
     if path.is_file():
         return read(path).snapshots
-    raise rule("BASE and NEW", "a run's folder or a baseline's file", str(path.name))
+    raise rule(field, "a run's folder or a baseline's file", str(path.name))
+
+
+def others(path: Path, run: Snapshot, catalog: Catalog) -> list[Snapshot]:
+    """The runs of `resolve` without `run` itself, which would pull a mean towards itself and never differ alone.
+
+    Raises DraftproofError where nothing is left, too.
+    """
+    found = resolve(path, catalog, COMPARE)
+    left = [one for one in found if (one.run_id, one.taken, one.build) != (run.run_id, run.taken, run.build)]
+    if not left:
+        raise rule(COMPARE, "another run than RUN", path.name, do="name an earlier run's folder or a baseline's file")
+    return left
 
 
 def table(baselines: list[Baseline]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -133,19 +135,40 @@ def doctor(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare", metavar="BASE", help="Folder of an earlier run, or a baseline's file: what moved since then."
+        ),
+    ] = None,
     catalog: Catalogs = None,
 ) -> None:
-    """Render a run's report again from its records."""
+    """Render a run's report again from its records.
+
+    Whatever it shows, the exit status is 0, with --compare too: draftproof compare is what judges.
+    """
+    from draftproof import baselines
     from draftproof.catalog import load_catalog
+    from draftproof.comparison import compare as judge
     from draftproof.records import RunFolder
     from draftproof.report import write_report
-    from draftproof.report.terminal import summary_lines
+    from draftproof.report.terminal import comparison_lines, summary_lines
     from draftproof.results import analyse
+    from draftproof.snapshot import take
 
     folder, entries = RunFolder(run), load_catalog(*(catalog or []))
     results = analyse(folder, entries.thresholds, catalog=entries)
-    write_report(folder, results)
-    for line in summary_lines(results, width=120):
+    found = None
+    if base is not None:
+        new = take(folder, results)
+        found = judge(baselines.others(base, new, entries), [new], entries.thresholds.get(new.hardware, []))
+    write_report(folder, results, found)
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if terminal else 120
+    for line in summary_lines(results, width, terminal=terminal, colour=colour):
+        typer.echo(line)
+    for line in comparison_lines(found, colour=colour) if found is not None else []:
         typer.echo(line)
     typer.echo(f"report: {run / 'index.html'}")
 

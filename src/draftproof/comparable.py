@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from draftproof.analysis.held import differences
+from draftproof.analysis.held import Changed, changes
 from draftproof.gate import Verdict, limit_of
 from draftproof.quantities import PLAIN, SPECULATIVE, STAGES
 from draftproof.snapshot import Series, Snapshot
@@ -58,18 +58,30 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(totals.prompts for totals in self.last.sets if totals.prompts in known))
 
 
-def refusal(sides: Sides, unlike: list[str], limits: Limits) -> tuple[Verdict, str] | None:
-    """Why no gate of a cell can be judged; None where all can."""
+def held_apart(sides: Sides) -> list[Changed]:
+    """Held fields in which the cell's other runs differ from the newest one; each change once."""
+    series = sides.last
+    return list(
+        dict.fromkeys(change for one in (*sides.base, *sides.new[:-1]) for change in changes(one.held, series.held))
+    )
+
+
+def refusal(
+    sides: Sides, unlike: Sequence[Changed], apart: Sequence[Changed], limits: Limits
+) -> tuple[Verdict, str] | None:
+    """Why no gate of a cell can be judged; None where all can.
+
+    `unlike`: held fields of machine and study that differ; `apart`: those of the cell itself (`held_apart`).
+    """
     series = sides.last
     if "FAILED" in (series.throughput, series.determinism):
         return "FAILED", series.reason
     if unlike:
-        return "INCOMPARABLE", "held fields differ: " + "; ".join(dict.fromkeys(unlike))
+        return "INCOMPARABLE", differ(unlike)
     if not sides.base:
         return "NO_BASELINE", "no baseline run holds this cell, or it failed there"
-    found = [text for one in (*sides.base, *sides.new[:-1]) for text in differences(one.held, series.held)]
-    if found:
-        return "INCOMPARABLE", "held fields differ: " + "; ".join(dict.fromkeys(found))
+    if apart:
+        return "INCOMPARABLE", differ(apart)
     if not series.sets:
         return "INSUFFICIENT", "no finished pair"
     shared = sides.shared()
@@ -80,6 +92,10 @@ def refusal(sides: Sides, unlike: list[str], limits: Limits) -> tuple[Verdict, s
     if len(shared) < least:
         return "INSUFFICIENT", f"{len(shared)} prompt sets in common; a gate needs {least:g}"
     return None
+
+
+def differ(found: Sequence[Changed]) -> str:
+    return "held fields differ: " + "; ".join(dict.fromkeys(change.text for change in found))
 
 
 def busy(sides: Sides, limits: Limits) -> str:

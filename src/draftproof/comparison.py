@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from draftproof.analysis.held import differences
+from draftproof.analysis.held import Changed, changes
 from draftproof.analysis.moves import (
     Between,
     between_runs,
@@ -27,9 +28,9 @@ from draftproof.analysis.moves import (
     noise_of_mean,
 )
 from draftproof.analysis.survival import holm
-from draftproof.comparable import Limits, Sides, busy, refusal
+from draftproof.comparable import Limits, Sides, busy, held_apart, refusal
 from draftproof.gate import GREEN, RED, SIGNIFICANCE, Judgement, Verdict
-from draftproof.movers import Own, Tested, log_limit, mean_place, whose
+from draftproof.movers import Own, Peers, Tested, log_limit, mean_place, whose
 from draftproof.quantities import OWN_THROUGHPUT, PLAIN, SPECULATIVE, STAGES, Figures, GateName, Quantity
 from draftproof.snapshot import Series, Snapshot, StageTotals
 from draftproof.spec import Threshold
@@ -72,11 +73,34 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """`mean_place` of the variant, where this cell is part of that figure."""
     only_adds: bool = False
     """As its `Quantity`: where it cannot tell, nothing is left unjudged."""
+    metric: str = ""
+    """Of the limit's row."""
+    noun: str = ""
+    """What the figures are, and their unit."""
+    unit: str = ""
+    limit: float | None = None
+    """The relative change that is too much: -0.05 where a drop of 5 % is, 0.05 where a rise is."""
+    beyond: float | None = None
+    """Of the change for the worse: how far it lies beyond the limit, relative too; negative: within."""
+    sets: int | None = None
+    """Prompt sets in common."""
+    why: str = ""
+    """The reason without the figures above: why nothing could be judged, whose change it is, which stage rose."""
 
     @property
     def counts(self) -> bool:
         """Whether it has a say in what is made of its place and of the run."""
         return not (self.only_adds and self.verdict == "UNSTABLE")
+
+
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """A field that differs between the two sides; both values as Python writes them."""
+
+    field: str
+    base: str
+    new: str
+    places: list[str] = []
+    """Cells that it concerns; empty: all."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +114,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Tests that Holm's method was applied to."""
     findings: list[Finding]
     notes: list[str]
+    unlike: list[Apart] = []
+    """Held fields that differ: what they concern is not judged."""
+    under_test: list[Apart] = []
+    """What differs and may: versions and the commit, of the newest run of each side."""
 
     def of(self, place: str) -> list[Finding]:
         """Findings that have a say there."""
@@ -134,12 +162,11 @@ def compare(
     latest = new[-1]
     limits = Limits(rows, latest)
     unlike = [
-        text
+        change
         for other in (*base, *new[:-1])
-        for text in differences(
-            {"hardware": other.hardware, **other.held}, {"hardware": latest.hardware, **latest.held}
-        )
+        for change in changes({"hardware": other.hardware, **other.held}, {"hardware": latest.hardware, **latest.held})
     ]
+    unlike_cells: dict[Changed, list[str]] = {change: [] for change in unlike}
     findings: list[Finding] = []
     tested: list[Tested] = []
     stages: list[Tested] = []
@@ -149,11 +176,20 @@ def compare(
             base=[one for one in base_series.get(series.id, []) if one.usable],
             new=[one for one in new_series[series.id] if one.usable or one is series],
         )
-        refused = refusal(sides, unlike, limits)
-        waited = "" if refused else busy(sides, limits)
+        apart = [] if unlike else held_apart(sides)
+        refused = refusal(sides, unlike, apart, limits)
+        if refused is not None and refused[0] == "INCOMPARABLE":
+            for change in apart:
+                unlike_cells.setdefault(change, []).append(series.id)
+        sets = len(sides.shared()) if refused is not None and refused[0] == "INSUFFICIENT" else None
+        few = sets is not None and sets > 1  # to show, not to judge
+        waited = busy(sides, limits) if refused is None or few else ""
         for quantity in SPECULATIVE if series.speculative else PLAIN:
             if refused is not None:
-                findings.append(unjudged(series, quantity, *refused))
+                shown = few and (not waited or quantity.gate == "drafter")
+                moved = tested_of(sides, quantity, limits, sides.shared(), same_run=same_run) if shown else None
+                verdict, why = refused[0], refused[1] if shown or not waited else f"{refused[1]}; {waited}"
+                findings.append(unjudged(series, quantity, verdict, why, sets=sets, moved=moved))
             elif waited and quantity.gate != "drafter":
                 findings.append(unjudged(series, quantity, "UNSTABLE", waited))
             else:
@@ -169,6 +205,11 @@ def compare(
     notes = [] if base else [f"no run of {latest.name} to compare with; save one with draftproof baseline save RUN"]
     if missing := [name for name in base_series if name not in order]:
         notes.append(f"only in the baseline: {', '.join(missing)}")
+    if others := sorted({run.study for run in base} - {latest.study}):
+        notes.append(
+            f"the baseline is of another study, {', '.join(map(repr, others))}, this run of {latest.study!r}: only "
+            "cells with the same prompts and the same held fields are compared"
+        )
     return Compared(
         base=[run.run_id for run in base],
         new=[run.run_id for run in new],
@@ -176,7 +217,21 @@ def compare(
         tests=len(tested),
         findings=findings,
         notes=notes,
+        unlike=[
+            Apart(field=change.field, base=change.reference, new=change.other, places=places)
+            for change, places in unlike_cells.items()
+        ],
+        under_test=[
+            Apart(field=change.field, base=change.reference, new=change.other)
+            for older in base[-1:]
+            for change in changes(tested_facts(older), tested_facts(latest))
+        ],
     )
+
+
+def tested_facts(run: Snapshot) -> dict[str, Any]:
+    """What a run was made with and is not held."""
+    return {**run.versions, "commit of the checkout": run.git_commit}
 
 
 def by_id(runs: Sequence[Snapshot]) -> dict[str, list[Series]]:
@@ -325,53 +380,71 @@ def judged(tested: Sequence[Tested]) -> list[Finding]:
     bounds = [log_limit(t.limit.limit, t.quantity) for t in tested]
     worse = holm([t.found.p_worse(bound) for t, bound in zip(tested, bounds, strict=True)])
     better = holm([t.found.p_better(bound) for t, bound in zip(tested, bounds, strict=True)])
-    return [finding(*each, tested) for each in zip(tested, bounds, worse, better, strict=True)]
+    peers = Peers(tested)
+    return [finding(*each, peers) for each in zip(tested, bounds, worse, better, strict=True)]
 
 
-def finding(tested: Tested, bound: float, worse: float, better: float, everything: Sequence[Tested]) -> Finding:
-    quantity, found, own = tested.quantity, tested.found, tested.own
-    low, high = sorted(math.expm1(quantity.worse * end) for end in found.interval())
-    change = math.expm1(quantity.worse * found.worse)
+def finding(tested: Tested, bound: float, worse: float, better: float, peers: Peers) -> Finding:
+    quantity, found, own, figures = tested.quantity, tested.found, tested.own, figures_of(tested)
     large = tested.limit.absolute is None or abs(tested.new - tested.base) > tested.limit.absolute
     arm, why = tested.series.variant, ""
     verdict: Verdict = "PASS"
     significant = large and min(worse, better) < SIGNIFICANCE
-    moved = whose(tested, everything) if significant else "variant"
+    moved = whose(tested, peers) if significant else "variant"
     if own is not None and moved != "variant":
-        figures = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
+        owns = f"its own figure is {describe(own.no_sd)}, {arm}'s {describe(own.arm)}"
         if moved == "either":
-            verdict, why = "UNSTABLE", f"no-SD or {arm} may have moved, or the machine: of no-SD {figures}"
+            verdict, why = "UNSTABLE", f"no-SD or {arm} may have moved, or the machine: of no-SD {owns}"
         elif better < worse:
             verdict = "REGRESSED" if quantity.gate == "system" else "PASS"  # end to end a slower no-SD is no loss
-            arm, why = "no_sd", f"it is no-SD that became slower: {figures}"
+            arm, why = "no_sd", f"it is no-SD that became slower: {owns}"
         else:
-            arm, why = "no_sd", f"it is no-SD that moved: {figures}"
+            arm, why = "no_sd", f"it is no-SD that moved: {owns}"
     elif significant:
         verdict = "REGRESSED" if worse < better else "IMPROVED"
     elif found.reach > bound:
         verdict = "UNSTABLE"
         why = f"the limit of {tested.limit.limit:.0%} lies inside the noise of {math.expm1(found.reach):.1%}"
+    change = "{change:+.1%} [{low:+.1%}, {high:+.1%}]".format(**figures)
     told = (
         f"{quantity.noun} {number(tested.base)} -> {number(tested.new)} {quantity.unit} "
-        f"({change:+.1%} [{low:+.1%}, {high:+.1%}], {found.sets} prompt sets, limit {tested.limit.limit:.0%}, "
-        f"p = {worse:.2g} after Holm)"
+        f"({change}, {found.sets} prompt sets, limit {tested.limit.limit:.0%}, p = {worse:.2g} after Holm)"
     )
-    stages = tested.stages if verdict == "REGRESSED" else ""
+    beside = [part for part in (why, tested.stages if verdict == "REGRESSED" else "") if part]
     return Finding(
         place=tested.place,
         gate=quantity.gate,
         arm=arm,
         verdict=verdict,
-        base=tested.base,
-        new=tested.new,
-        change=change,
-        low=low,
-        high=high,
         p=worse,
-        reason="; ".join(part for part in (told, why, stages) if part),
+        reason="; ".join([told, *beside]),
         mean=mean_place(tested.series.target, tested.series.variant),
         only_adds=quantity.only_adds,
+        metric=quantity.metric,
+        noun=quantity.noun,
+        unit=quantity.unit,
+        why="; ".join(beside),
+        **figures,
     )
+
+
+def figures_of(tested: Tested | None) -> dict[str, Any]:
+    """The fields of a finding that say how much moved; None for a gate that has no figures."""
+    if tested is None:
+        return dict.fromkeys(("base", "new", "change", "low", "high"))
+    worse, limit = tested.quantity.worse, tested.limit.limit
+    low, high = sorted(math.expm1(worse * end) for end in tested.found.interval())
+    change = math.expm1(worse * tested.found.worse)
+    return {
+        "base": tested.base,
+        "new": tested.new,
+        "change": change,
+        "low": low,
+        "high": high,
+        "limit": worse * limit,
+        "beyond": worse * change - limit,
+        "sets": tested.found.sets,
+    }
 
 
 def describe(log_better: float) -> str:
@@ -382,17 +455,26 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def unjudged(series: Series, quantity: Quantity, verdict: Verdict, reason: str) -> Finding:
+def unjudged(
+    series: Series,
+    quantity: Quantity,
+    verdict: Verdict,
+    reason: str,
+    *,
+    sets: int | None = None,
+    moved: Tested | None = None,
+) -> Finding:
+    """`moved`: what is shown all the same, though it is too little to judge by."""
     return Finding(
         place=series.id,
         gate=quantity.gate,
         arm=series.variant,
         verdict=verdict,
-        base=None,
-        new=None,
-        change=None,
-        low=None,
-        high=None,
         p=None,
         reason=reason,
+        metric=quantity.metric,
+        noun=quantity.noun,
+        unit=quantity.unit,
+        why=reason,
+        **(figures_of(moved) | {"sets": sets}),
     )

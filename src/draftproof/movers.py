@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -71,7 +71,40 @@ def along(other: Tested, tested: Tested) -> bool:
     return other.found.worse * tested.found.worse > 0 and abs(other.found.worse) > abs(tested.found.worse) / 2
 
 
-def whose(tested: Tested, everything: Sequence[Tested]) -> Mover:
+class Peers:
+    """The speculative figures of a run by what they stand beside: a run of thousands of cells asks of each of them."""
+
+    def __init__(self, everything: Iterable[Tested]) -> None:
+        self._cells: dict[tuple[str, str, str, int], list[Tested]] = {}
+        self._means: dict[tuple[str, str], list[Tested]] = {}
+        for one in everything:
+            series, gate = one.series, one.quantity.gate
+            if not series.speculative:
+                continue
+            if one.place == mean_place(series.target, series.variant):
+                self._means.setdefault((gate, series.target), []).append(one)
+            else:
+                cell = (gate, series.target, series.workload, series.batch_size)
+                self._cells.setdefault(cell, []).append(one)
+
+    def beside(self, tested: Tested) -> list[Tested]:
+        """Other variants beside the same no-SD on the same cell; of a geometric mean the other variants' means."""
+        series, gate = tested.series, tested.quantity.gate
+        if tested.place == mean_place(series.target, series.variant):
+            found = self._means.get((gate, series.target), [])
+        else:
+            found = self._cells.get((gate, series.target, series.workload, series.batch_size), [])
+        return [other for other in found if other.series.variant != series.variant]
+
+    def mean_of(self, tested: Tested) -> Tested | None:
+        """The geometric mean that a cell is part of; None for a mean itself, or without one."""
+        series, gate = tested.series, tested.quantity.gate
+        mean = mean_place(series.target, series.variant)
+        of_all = self._means.get((gate, series.target), []) if tested.place != mean else []
+        return next((other for other in of_all if other.place == mean), None)
+
+
+def whose(tested: Tested, everything: Sequence[Tested] | Peers) -> Mover:
     """Which arm moved a ratio to no-SD; ``either`` where the machine's own spread between runs may hide it.
 
     A variant that moved where most others beside the same no-SD did not is the one that moved. Where most of them moved
@@ -81,29 +114,14 @@ def whose(tested: Tested, everything: Sequence[Tested]) -> Mover:
     own = tested.own
     if own is None:
         return "variant"
-    peers = [
-        other
-        for other in everything
-        if other.quantity.gate == tested.quantity.gate
-        and other.series.speculative
-        and other.series.target == tested.series.target
-    ]
-    mean = mean_place(tested.series.target, tested.series.variant)
-    is_mean = tested.place == mean
-    cell = tested.series.workload, tested.series.batch_size
-    beside = [
-        other
-        for other in peers
-        if other.series.variant != tested.series.variant
-        and is_mean == (other.place == mean_place(other.series.target, other.series.variant))
-        and (is_mean or (other.series.workload, other.series.batch_size) == cell)
-    ]
+    peers = everything if isinstance(everything, Peers) else Peers(everything)
+    beside = peers.beside(tested)
     like = [other for other in beside if along(other, tested)]
     if 2 * len(like) < len(beside):
         return "variant"
-    for other in peers:
-        if other.place == mean and not is_mean and along(other, tested):
-            return whose(other, everything)
+    mean = peers.mean_of(tested)
+    if mean is not None and along(mean, tested):
+        return whose(mean, peers)
     if tested.found.worse > 0 and -own.arm > log_limit(tested.own_limit.limit, OWN_THROUGHPUT):
         return "variant"
     owns = [own, *(other.own for other in like if other.own)]

@@ -39,6 +39,7 @@ MARKERS = {
     "nightly": "cells of a nightly study",
 }
 PROGRESS_EVERY_S = 15.0
+NOBODY_ASKED = "the comparison is red, and no test fails by it: tests_perf/test_regression.py was not run"
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """The variable that names the file of GitHub's job summary."""
 
@@ -123,6 +124,7 @@ def sd_session(config: pytest.Config) -> Session:
                     python=option("--sd-python"),
                     base_python=option("--sd-base-python"),
                     baseline=Path(option("--sd-baseline")) if option("--sd-baseline") else None,
+                    gate=option("--sd-gate"),
                     report_dir=Path(option("--sd-report-dir") or root / "reports"),
                     run_dir=Path(option("--sd-run-dir")) if option("--sd-run-dir") else None,
                     fresh=option("--sd-fresh"),
@@ -451,14 +453,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state is None or config.getoption("collectonly"):
         return
     if state.folder is not None:
-        from draftproof.errors import DraftproofError
-        from draftproof.report import write_report
-
-        try:
-            write_report(state.folder, state.results or state.judge())
-        except DraftproofError as error:
-            config.stash[PROBLEM] = str(error)
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        write_session_report(session, state)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     ran = reporter is not None and any(reporter.stats.get(key) for key in ("passed", "failed", "error", "xfailed"))
     if config.getoption("--sd-require-hardware") and not ran:
@@ -466,6 +461,31 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if os.environ.get(JOB_SUMMARY):
         write_job_summary(config, state, Path(os.environ[JOB_SUMMARY]))
+
+
+def write_session_report(session: pytest.Session, state: Session) -> None:
+    """With the run against its baseline or other build; without, where that cannot be said: then why is told."""
+    from draftproof.comparison import RED_EXIT
+    from draftproof.errors import DraftproofError
+    from draftproof.report import write_report
+
+    assert state.folder is not None
+    judged = state.against is not None
+    problems, found = [], None
+    try:
+        results = state.results or state.judge()
+        try:
+            found = state.compared() if state.compares else None
+        except DraftproofError as error:
+            problems.append(str(error))
+        write_report(state.folder, results, found)
+    except DraftproofError as error:
+        problems.append(str(error))
+    if problems:
+        session.config.stash[PROBLEM] = "\n".join(problems)
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    elif found is not None and found.exit_code == RED_EXIT and not judged:
+        session.config.stash[PROBLEM] = NOBODY_ASKED
 
 
 def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None:
@@ -480,7 +500,14 @@ def write_job_summary(config: pytest.Config, state: Session, path: Path) -> None
     problem = config.stash.get(PROBLEM, "")
 
     def render(most_bytes: int) -> str:
-        return job_summary(state.results, failed, state.test_command, problem=problem, most_bytes=most_bytes)
+        return job_summary(
+            state.results,
+            failed,
+            state.test_command,
+            problem=problem,
+            compared=state.against,
+            most_bytes=most_bytes,
+        )
 
     try:
         append(path, render)
@@ -498,15 +525,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(config.stash[PROBLEM])
     if state.results is None or not state.results.cells:
         return
-    from draftproof.report.terminal import summary_lines
+    from draftproof.report.terminal import comparison_lines, summary_lines
 
     terminalreporter.section(f"draftproof: {state.results.title}", sep="=")
-    for line in summary_lines(state.results, width=terminalreporter._tw.fullwidth):
+    writer = terminalreporter._tw  # it has read NO_COLOR, FORCE_COLOR, PY_COLORS and --color
+    colour, terminal = writer.hasmarkup, terminalreporter.isatty
+    for line in summary_lines(state.results, writer.fullwidth, terminal=terminal, colour=colour):
         terminalreporter.line(line)
     if state.against is not None:
-        from draftproof.report import compared
-
-        for line in compared.lines(state.against):
+        for line in comparison_lines(state.against, colour=colour):
             terminalreporter.line(line)
     if state.folder is not None:
         terminalreporter.line(f"report: {state.folder.path / 'index.html'}")

@@ -29,6 +29,7 @@ from draftproof.determinism import (
     near_tie_excesses,
 )
 from draftproof.gate import Excess, Judgement
+from draftproof.limits import Judged, Limits, applicable
 from draftproof.memorycosts import MemoryCost, memory_costs
 from draftproof.noisefloor import UnitFloor, unit_floors
 from draftproof.plan import AA
@@ -40,6 +41,7 @@ from draftproof.records import (
     NoiseLine,
     Output,
     RunFolder,
+    SessionLine,
     UnitKey,
 )
 from draftproof.rivals import Rival, rivals
@@ -139,6 +141,9 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Where drafts were accepted and rejected."""
     bounds: Bounds = Bounds()
     """What the measured oracle and a simulation say would have been possible."""
+    sessions: list[SessionLine] = []
+    limits: Limits = Limits()
+    """The thresholds that the cells are held against."""
     memory: list[MemoryCost] = []
     known_controls: list[str] = []
     """Variants of the run that the catalog calls controls, those that never started among them."""
@@ -230,6 +235,10 @@ def analyse(
         notes=notes,
         decays=decays(cells),
         anatomies=anatomies(view, places, folder.prompts()),
+        sessions=data.sessions,
+        limits=applicable(
+            [Judged(place.cell, place.speculative) for place in places], thresholds, data.header.study.hardware
+        ),
         memory=memory_costs(data.arms, catalog),
         known_controls=controls,
         rivals=rivals(view, contenders(places, cells, controls)),

@@ -43,6 +43,8 @@ EXAMPLE_PROMPTS = "short_answers"
 CONTEXT = 384
 """The most tokens of context that examples run with: its end is then near enough for short prompts."""
 EXAMPLES_TEST = "tests_determinism/test_metamorphic.py"
+REGRESSION_TEST = "tests_perf/test_regression.py::test_regression"
+MEANS_TEST = "test_regression_of_means"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     python: str = sys.executable
     base_python: str | None = None
     baseline: Path | None = None
+    gate: bool = False
     report_dir: Path
     run_dir: Path | None = None
     fresh: bool = False
@@ -223,8 +226,21 @@ class Session:
         return shlex.join(["pytest", EXAMPLES_TEST, *self._given(), "--sd-example", scenario.json])
 
     def test_command(self, test: str) -> str:
-        """What runs one test again, by its id: the engines and the cell that it needs, and no others."""
-        return f'{shlex.join(["pytest", *self._given()])} "{test}"'
+        """What runs one test again, by its id: the engines and the cells that it needs, and no others."""
+        given = self._given()
+        if self.options.baseline is not None:
+            given += ["--sd-baseline", str(self.options.baseline)]
+        given += ["--sd-gate"] * self.options.gate
+        tests = " ".join(f'"{name}"' for name in [test, *self._beside(test)])
+        return f"{shlex.join(['pytest', *given])} {tests}"
+
+    def _beside(self, test: str) -> list[str]:
+        """A geometric mean is one of cells: the tests that ask for them."""
+        if MEANS_TEST not in test:
+            return []
+        one = next((cell for cell in self.cells if f"[{cell.id}]" in test), None)
+        of_variant = [cell for cell in self.cells if one and (cell.target, cell.variant) == (one.target, one.variant)]
+        return [f"{REGRESSION_TEST}[{cell.id}]" for cell in of_variant]
 
     def _given(self) -> list[str]:
         """The options that decide what is run."""

@@ -21,27 +21,8 @@ from draftproof.results import analyse
 from draftproof.snapshot import Series, Snapshot, take
 from tests.moving.running import invoke, outcomes_of, replay_options, run_main, run_suites
 from tests.snapshots import make_run, make_snapshot
-from tests.toy import STOLEN_S, WAITED_S, Bench, ToyEngine, Where, write_catalog
+from tests.toy import GATE_STUDY, STOLEN_S, WAITED_S, Bench, ToyEngine, Where, write_catalog
 
-STUDY = """
-name = "toy"
-title = "a study of toys"
-hardware = "toy"
-max_prompt_tokens = 40
-output_tokens = 24
-rotations = 12
-max_rotations = 12
-stage_output_tokens = 12
-stage_blocks = 2
-seed = 7
-
-[[matrix]]
-target = "toy"
-variants = ["no_sd", "perfect"]
-workloads = ["short"]
-batch_sizes = [5]
-"""
-"""Twelve rotations of five of the six prompts, each in an order of its own: enough for a gate."""
 CELL, PLAIN = "toy-perfect-short-b5", "toy-no_sd-short-b5"
 SPEEDS = {"perfect": 1.5}
 
@@ -52,7 +33,7 @@ Run = Callable[..., Bench]
 def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toys, with a study that is long enough."""
     folder = write_catalog(tmp_path_factory.mktemp("catalog"))
-    (folder / "studies" / "toy.toml").write_text(STUDY, encoding="utf-8")
+    (folder / "studies" / "toy.toml").write_text(GATE_STUDY, encoding="utf-8")
     return folder
 
 

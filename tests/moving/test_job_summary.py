@@ -11,9 +11,14 @@ import pynvml  # noqa: F401  (loaded before pytester takes its picture of sys.mo
 import pytest
 import scipy.stats  # noqa: F401  (the same)
 
+from draftproof import baselines
+from draftproof.comparison import compare
 from draftproof.gate import Judgement
-from draftproof.report.ci import CUT, MOST_BYTES, FailedTest, fitting, job_summary
+from draftproof.report.ci import CUT, MOST_BYTES, FailedTest, fitting, job_summary, red_findings
+from draftproof.session import Options, Session
+from draftproof.snapshot import Snapshot
 from tests.reporting import HOSTILE, broken, cell, markdown_tags, ratio, reference, run
+from tests.snapshots import NGRAM, Arm, make_limits, make_run, make_series, make_snapshot
 from tests.toy import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +149,51 @@ def test_cells_that_no_test_asked_about_are_told_all_the_same() -> None:
     assert 'pytest "tests_determinism/test_outputs.py::test_same_outputs_as_no_sd[tiny-mtp-chat-b1]"' in text
     assert "tiny-ngram" not in text
     assert "## Failing: 3" in text
+
+
+def test_a_command_of_the_summary_names_no_home_folder() -> None:
+    text = job_summary(
+        None,
+        [FailedTest(test="x.py::test_x[a]", reason="in /home/alice/vllm")],
+        lambda test: f'pytest --sd-catalog /home/alice/entries "{test}"',
+        problem="/root/x is full",
+    )
+    assert 'again: `pytest --sd-catalog ~/entries "x.py::test_x[a]"`' in text
+    assert "alice" not in text
+    assert "/root" not in text
+
+
+def test_what_regressed_is_told_though_no_test_asked() -> None:
+    """Cells one by one, geometric means together; a test that failed is not repeated."""
+    slow = Arm(step_s=0.0156, length=2.0)
+
+    def night(luck: str, arm: Arm) -> Snapshot:
+        return make_snapshot(luck, [make_series(arm, luck=luck, workload=f"w{n}") for n in range(3)])
+
+    found = compare([night("base", NGRAM)], [night("new", slow)], make_limits())
+    cells = [f"tests_perf/test_regression.py::test_regression[t-ngram-w{n}-b2]" for n in range(3)]
+    told = [test.test for test in red_findings(found, [])]
+    assert sorted(told) == sorted(["tests_perf/test_regression.py", *cells])
+    means = "tests_perf/test_regression.py::test_regression_of_means[t-ngram-w0-b2]"
+    known = [FailedTest(test=name, reason="") for name in (means, *cells[:2])]
+    assert [test.test for test in red_findings(found, known)] == cells[2:]
+    text = job_summary(run(cell()), [], command, compared=found)
+    assert "## Failing: 4" in text
+    assert text.index("## Failing") < text.index("## Against base")
+    assert red_findings(compare([night("base", NGRAM)], [night("new", NGRAM)], make_limits()), []) == []
+
+
+def test_a_geometric_mean_is_run_again_with_its_cells_baseline_and_gate(tmp_path: Path) -> None:
+    """One cell alone has none; without the baseline, or the gate, the test would be skipped."""
+    path = baselines.save(make_run("before"), tmp_path)
+    session = Session(Options(study="default", report_dir=tmp_path, baseline=path, gate=True))
+    cells = [one for one in session.cells if one.variant == "ngram"]
+    assert len(cells) > 1
+    means = f"tests_perf/test_regression.py::test_regression_of_means[{cells[0].id}]"
+    given = ["--sd-study", "default", "--sd-baseline", str(path), "--sd-gate"]
+    members = [f"tests_perf/test_regression.py::test_regression[{one.id}]" for one in cells]
+    assert shlex.split(session.test_command(means)) == ["pytest", *given, means, *members]
+    assert shlex.split(session.test_command(members[0])) == ["pytest", *given, members[0]]
 
 
 def test_a_session_whose_run_could_not_be_made_says_why() -> None:

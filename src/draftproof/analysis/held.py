@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftproof.records import ArmLine
 
@@ -51,16 +51,33 @@ def changed(earlier: ArmLine, now: ArmLine) -> list[str]:
     return differences(facts(earlier), facts(now))
 
 
-def differences(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Fields that differ, as ``field: reference -> other``, sorted."""
+class Changed(NamedTuple):
+    """One field that differs; both values as Python writes them."""
+
+    field: str
+    reference: str
+    other: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.field}: {self.reference} -> {self.other}"
+
+
+def changes(reference: dict[str, Any], other: dict[str, Any]) -> list[Changed]:
+    """Fields that differ, in the order of their texts; of a dictionary or list inside only what differs in it."""
     if reference == other:  # nearly always, and DeepDiff takes a millisecond to say so
         return []
     from deepdiff import DeepDiff
 
     difference = DeepDiff(reference, other, view="tree")
     found = []
-    for changes in difference.values():
-        for change in changes:
+    for of_a_kind in difference.values():
+        for change in of_a_kind:
             path = ".".join(str(part) for part in change.path(output_format="list"))
-            found.append(f"{path}: {change.t1!r} -> {change.t2!r}")
-    return sorted(found)
+            found.append(Changed(path, repr(change.t1), repr(change.t2)))
+    return sorted(found, key=lambda change: change.text)
+
+
+def differences(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Fields that differ, as ``field: reference -> other``, sorted."""
+    return [change.text for change in changes(reference, other)]

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from draftproof.analysis.stats import Ratio
-from draftproof.errors import scrub
+from draftproof.comparison import Compared
 from draftproof.gate import RED, Judgement
-from draftproof.report import speed, view
+from draftproof.report import against, speed, view
+from draftproof.report.commands import OUTPUTS_TEST, RECORDS_TEST, SPEEDUP_TEST, homeless
+from draftproof.report.compared import ordered
 from draftproof.report.determinism import shorten
 from draftproof.report.markdown import cell_text, code_span, table, table_lines
 from draftproof.results import CellResult, RunResults
@@ -18,11 +20,8 @@ from draftproof.results import CellResult, RunResults
 MOST_BYTES = 1024 * 1024 - 1
 """GitHub drops a step's summary of more than 1 MiB (its documentation of workflow commands)."""
 REASON_CHARS = 600
+REGRESSION_TESTS = "tests_perf/test_regression.py"
 CUT = "\n**Cut here**: GitHub shows less than 1 MiB. The whole report is in the run's folder.\n"
-
-SPEEDUP_TEST = "tests_perf/test_throughput.py::test_speedup"
-OUTPUTS_TEST = "tests_determinism/test_outputs.py::test_same_outputs_as_no_sd"
-RECORDS_TEST = "tests_perf/test_throughput.py::test_records_are_sound"
 
 
 def properties(cell: CellResult) -> list[tuple[str, str | float]]:
@@ -66,12 +65,28 @@ def red_cells(results: RunResults, known: Iterable[FailedTest]) -> list[FailedTe
     return found
 
 
+def red_findings(compared: Compared, known: Iterable[FailedTest]) -> list[FailedTest]:
+    """What regressed against the baseline and has no failed test; all geometric means have one test file together."""
+    tested = [test.test for test in known]
+    regressed = [one for one in ordered(compared) if one.verdict == "REGRESSED"]
+    found: dict[str, FailedTest] = {}
+    for one in regressed:
+        mean = one.place == one.mean
+        test = REGRESSION_TESTS if mean else f"{REGRESSION_TESTS}::test_regression[{one.place}]"
+        told = any("::test_regression_of_means[" in name for name in tested) if mean else test in tested
+        if not told:
+            reason = f"REGRESSED: {one.place}, {compared.judgement(one.place).reason}"
+            found.setdefault(test, FailedTest(test=test, reason=reason))
+    return list(found.values())
+
+
 def job_summary(
     results: RunResults | None,
     failed: list[FailedTest],
     command: Callable[[str], str],
     *,
     problem: str = "",
+    compared: Compared | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> str:
     """Markdown of at most `most_bytes`: what failed and the command that runs just that again, then all cells.
@@ -80,17 +95,19 @@ def job_summary(
     """
     lines = [f"# draftproof: {cell_text(results.title if results else 'no run')}", ""]
     if problem:
-        lines += [f"**{cell_text(shorten(scrub(problem), REASON_CHARS))}**", ""]
+        lines += [f"**{cell_text(shorten(homeless(problem), REASON_CHARS))}**", ""]
     if results is not None:
         lines += [cell_text(view.headline(results)), "", cell_text(view.environment_line(results)), ""]
         if not results.finished:
             lines += [f"**Partial run**: {cell_text(results.partial or 'ended early')}.", ""]
         failed = failed + red_cells(results, failed)
+    if compared is not None:
+        failed = failed + red_findings(compared, failed)
     if failed:
         lines += [f"## Failing: {len(failed)}", ""]
     for test in failed:
-        lines.append(f"- **{cell_text(test.test)}**: {cell_text(shorten(scrub(test.reason), REASON_CHARS))}")
-        lines.append(f"  - again: {code_span(command(test.test))}")
+        lines.append(f"- **{cell_text(test.test)}**: {cell_text(shorten(homeless(test.reason), REASON_CHARS))}")
+        lines.append(f"  - again: {code_span(homeless(command(test.test)))}")
     if results is not None and results.cells:
         ids = {test.test.rpartition("[")[2].removesuffix("]") for test in failed}
         rows = sorted(view.rows(results), key=lambda row: row.cell.cell.id not in ids)
@@ -98,6 +115,9 @@ def job_summary(
         lines += ["", "## Cells", ""]
         lines += table(head, [[*row.name, *row.values, row.throughput, row.determinism] for row in rows])
         lines += table_lines(speed.tables(results))
+    if compared is not None:
+        lines += ["", f"## Against {cell_text(against.base_name(compared))}"]
+        lines += table_lines(against.tables(compared))
     if results is not None and results.skipped:
         lines += ["", "## Not run", ""]
         lines += [f"- {cell_text(name)}: {cell_text(why)}" for name, why in results.skipped.items()]

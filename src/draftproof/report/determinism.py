@@ -5,7 +5,6 @@ Texts are as the records hold them: whoever prints them escapes them.
 
 from __future__ import annotations
 
-import shlex
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from draftproof.determinism import FLOOR_CONTROLS, Sameness
 from draftproof.metrics import floor_text
 from draftproof.noisefloor import AxisName
 from draftproof.records import ArmLine
-from draftproof.report import view
+from draftproof.report import commands, view
 from draftproof.report.parts import Table
 from draftproof.results import CellResult, RunResults
 
@@ -364,8 +363,8 @@ def earliest_note(results: RunResults) -> str:
     return (
         f"{min(EARLIEST, count)} of {count}, divergent ones first, then by position; variants that differ alike are "
         f"one ({len(view.first_differences(results))} in all, each in summary.json). Margin: from the best token of "
-        "the float32 referee to the worse of the two. Each command runs the (first) cell again with no-SD beside it; "
-        "give it the options that your run had (--sd-catalog, --sd-prompts, --sd-python, --sd-base-python)."
+        "the float32 referee to the worse of the two. Each command runs the (first) cell again with no-SD beside it"
+        + ("." if results.sessions else f"; give it the options that your run had ({', '.join(commands.GIVEN)}).")
     )
 
 
@@ -383,5 +382,4 @@ def margin_text(difference: Comparison, limit_nats: float | None) -> str:
 
 def command(results: RunResults, cell: CellResult) -> str:
     """A line for a shell that runs the cell again, with no-SD beside it."""
-    test = f"tests_determinism/test_outputs.py::test_same_outputs_as_no_sd[{cell.cell.id}]"
-    return shlex.join(["pytest", "--sd-study", results.study, "--sd-fresh", test])
+    return commands.again(results, f"{commands.OUTPUTS_TEST}[{cell.cell.id}]")

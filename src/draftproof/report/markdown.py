@@ -11,12 +11,18 @@ from draftproof.report.determinism import Earliest
 from draftproof.report.parts import Page, Section, Table
 from draftproof.report.sections import sections
 from draftproof.report.templates import ROWS_MOST, cut_note
+from draftproof.report.untrusted import HOME
 from draftproof.results import RunResults
+
+
+def printable(text: str) -> str:
+    """Without what cannot be seen, and without anybody's home folder."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in HOME.sub("~", text))
 
 
 def cell_text(text: str) -> str:
     """Model output is untrusted: no table, link, HTML or control character may come of it."""
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = printable(text)
     for char in "\\`|[]<>*":
         shown = shown.replace(char, "\\" + char)
     return shown.replace("&", "&amp;")
@@ -24,7 +30,7 @@ def cell_text(text: str) -> str:
 
 def code_span(text: str) -> str:
     """Text that neither begins nor ends with a backtick: no mention and no bare address becomes a link in it."""
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = printable(text)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     return fence + shown + fence
 
@@ -56,7 +62,7 @@ def table_lines(tables: list[Table]) -> list[str]:
         if len(found.body) > ROWS_MOST:
             lines += ["", cut_note(len(found.body))]
         if found.body:
-            lines += ["", *table(found.head, found.body[:ROWS_MOST])]
+            lines += ["", *table(found.head, found.body[:ROWS_MOST], found.code)]
     return lines
 
 
@@ -96,11 +102,13 @@ def differences(results: RunResults, earliest: list[Earliest]) -> list[str]:
 
 def render_markdown(results: RunResults, header: RunHeader, made: list[Section] | None = None) -> str:
     """`made`: the page's sections, where they are at hand."""
+    made = sections(Page(results, header)) if made is None else made
     lines = [
         f"# draftproof: {cell_text(results.title)}",
         "",
         cell_text(view.headline(results)),
         "",
+        *[f"{cell_text(section.title)}: {cell_text(section.lead)}\n" for section in made if section.lead],
         cell_text(view.environment_line(results)),
         "",
     ]
@@ -131,9 +139,9 @@ def render_markdown(results: RunResults, header: RunHeader, made: list[Section] 
     noise = view.noise_line(results)
     if noise:
         lines += ["", noise[0].upper() + noise[1:] + "."]
-    for section in sections(Page(results, header)) if made is None else made:
+    for section in made:
         if section.tables:
-            lines += ["", f"## {section.title}", *table_lines(section.tables)]
+            lines += ["", f"## {cell_text(section.title)}", *table_lines(section.tables)]
         if section.id == outputs.ID:
             lines += differences(results, determinism.earliest(results))
     lines += ["", "## What the columns mean", ""]

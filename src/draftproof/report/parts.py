@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from markupsafe import Markup
 
+from draftproof.comparison import Compared
 from draftproof.records import RunHeader
 from draftproof.report.drawing import Later
 from draftproof.results import RunResults
@@ -15,6 +18,8 @@ class Page(msgspec.Struct, frozen=True):
 
     results: RunResults
     header: RunHeader
+    compared: Compared | None = None
+    """The run against a baseline, where it was asked for."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +44,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     body: list[list[str]]
     names: int
     """Columns from the left that hold no figures."""
+    code: tuple[str, ...] = ()
+    """Titles of columns that hold code, shown as such."""
+    tone: Literal["", "bad", "gating", "informing"] = ""
+    """How the page sets the table off from others; never by colour alone."""
     figures: list[Figure] = []
     """Shown above the table, which is then folded where it is long."""
     legend: Markup = Markup("")
@@ -52,6 +61,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     nav: str = ""
     """The link's text, where it is not the title."""
+    lead: str = ""
+    """What of it belongs on the first screen, in one sentence."""
     tables: list[Table] = []
     """Shown on the page and in ``summary.md``."""
     extra: Markup = Markup("")

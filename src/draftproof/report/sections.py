@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from draftproof.report import (
+    against,
     anatomy,
     bound,
     cells,
     claims,
     endtoend,
+    limits,
     matrix,
     meaning,
     memory,
@@ -30,6 +32,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     cells.section,
     endtoend.section,
     cells.failures_section,
+    against.section,
     simple.builds,
     claims.section,
     speed.section,
@@ -40,6 +43,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     memory.section,
     simple.positions,
     simple.notes,
+    limits.section,
     meaning.section,
     surroundings.section,
 )

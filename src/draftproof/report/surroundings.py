@@ -6,8 +6,9 @@ import json
 
 import msgspec
 
-from draftproof.records import ArmLine, RunHeader
-from draftproof.report.parts import Page, Section
+from draftproof.records import ArmLine, RunHeader, SessionLine
+from draftproof.report import commands
+from draftproof.report.parts import Page, Section, Table
 from draftproof.report.templates import render
 from draftproof.results import RunResults
 
@@ -93,10 +94,63 @@ def study_facts(results: RunResults, header: RunHeader) -> list[tuple[str, str]]
     return list(facts.items())
 
 
+def session_table(results: RunResults) -> Table | None:
+    """The command of each session that added to the run, as it was given."""
+    if not results.sessions:
+        return None
+    return Table(
+        name="sessions",
+        title="Exact commands",
+        note="Of each session that added to this run, in order; home folders and tokens are taken out.",
+        head=["session", "started", "draftproof", "commit", COMMAND],
+        body=[
+            [
+                str(line.session),
+                line.started,
+                line.draftproof,
+                commit_text(line),
+                commands.shell_line(line.command) or "-",
+            ]
+            for line in results.sessions
+        ],
+        names=5,
+        code=(COMMAND,),
+    )
+
+
+COMMAND = "command"
+
+
+def commit_text(line: SessionLine) -> str:
+    """Of the checkout that a session was started in."""
+    if line.git_commit is None:
+        return "-"
+    return line.git_commit[:12] + (" (dirty)" if line.git_dirty else "")
+
+
+def again_table(results: RunResults) -> Table | None:
+    """What runs one cell alone again."""
+    cell = commands.example(results)
+    if cell is None:
+        return None
+    return Table(
+        name="again",
+        title="One cell alone",
+        note="In a run of its own, with no-SD beside it and whatever else the cell needs. For another cell put its id "
+        "into the brackets: target-variant-workload-bB, as the closing table has it.",
+        head=["asked", COMMAND],
+        body=[[asked, commands.again(results, test)] for asked, test in commands.tests_of(cell)],
+        names=2,
+        code=(COMMAND,),
+    )
+
+
 def section(page: Page) -> Section:
     shared, arms = engines(page.results.arms)
+    tables = [session_table(page.results), again_table(page.results)]
     return Section(
         id="environment",
-        title="Environment and configuration",
+        title="Environment and exact commands",
+        tables=[table for table in tables if table is not None],
         extra=render("surroundings.html.j2", study=study_facts(page.results, page.header), shared=shared, arms=arms),
     )

@@ -36,6 +36,14 @@ VERDICTS: dict[Verdict, tuple[str, str, str]] = {
 }
 """Verdict -> symbol, tone, meaning. The word is always printed: the colour only repeats it."""
 
+MARKS: dict[str, tuple[str, str]] = {word: (sign, tone) for word, (sign, tone, _) in VERDICTS.items()} | {
+    "met": ("✓", "good"),
+    "not met": ("✕", "bad"),
+    "not judged": ("…", "warn"),
+    "not measured": ("○", "plain"),
+}
+"""Words that a table's cell may consist of -> symbol, tone."""
+
 
 def cut_note(rows: int) -> str:
     """Above a table that has more rows than are shown."""
@@ -55,6 +63,7 @@ def environment() -> jinja2.Environment:
     )
     made.globals.update(
         verdicts=VERDICTS,
+        marks=MARKS,
         list_shown=LIST_SHOWN,
         panels_shown=PANELS_SHOWN,
         rows_shown=ROWS_SHOWN,

@@ -8,7 +8,7 @@ import msgspec
 
 from draftproof.analysis.tokendiff import Comparison
 from draftproof.metrics import METRICS, ratio_text
-from draftproof.report import verdict
+from draftproof.report import verdict, words
 from draftproof.results import CellResult, RunResults
 
 
@@ -75,8 +75,7 @@ NAMED = 12
 
 def some(names: list[str]) -> str:
     """The first names, and how many there are besides."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return words.some(names, NAMED)
 
 
 def environment_line(results: RunResults) -> str:

@@ -1,0 +1,21 @@
+"""Small pieces of sentences that several sections need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def some(names: Sequence[object], limit: int) -> str:
+    """Names with commas; of many the first `limit`, and how many there are besides."""
+    more = len(names) - limit
+    return ", ".join(map(str, names[:limit])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def capital(text: str) -> str:
+    """Its first letter as a capital one, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def signed(value: float) -> str:
+    """One decimal and the sign; what rounds to nothing is no loss."""
+    return f"{round(value, 1) + 0.0:+.1f}"
