@@ -93,7 +93,8 @@ def make(run: Path, sample: Path) -> RunResults:
         if not folder.header().finished:
             raise rule("RUN", "a finished run", run.name, do="let the study end, then " + AGAIN)
         (made / "records.jsonl").write_bytes(without_folders((made / "records.jsonl").read_bytes()))
-        results = analyse(folder, load_catalog().thresholds)
+        catalog = load_catalog()
+        results = analyse(folder, catalog.thresholds, catalog=catalog)
         write_report(folder, results)
         (made / ".lock").unlink(missing_ok=True)
         records = [made / name for name in RECORDS if (made / name).exists()]
