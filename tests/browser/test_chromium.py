@@ -52,6 +52,7 @@ def test_a_job_that_would_skip_everything_fails() -> None:
 )
 def test_what_counts_as_a_job(value: str | None, job: bool) -> None:
     assert chromium.is_job({} if value is None else {"CI": value}) == job
+    assert not chromium.is_job({"CI": "1", "DRAFTPROOF_BROWSER": "0"})
 
 
 def test_the_package_is_imported_without_playwright() -> None:
