@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from draftproof.analysis.decay import Decay
 from draftproof.analysis.stats import CONFIDENCE, Ratio, t_quantile
+from draftproof.bounds import Reached
 from draftproof.memorycosts import MemoryCost
 from draftproof.outcomes import speedup_of, standing
 from draftproof.results import CellResult, RunResults
@@ -26,8 +26,6 @@ Advice = Literal["deploy", "weak", "undecided", "off", "none"]
 """Above 1 however it was chosen; above 1 by its own interval alone; no variant told apart from 1; all of them slower;
 nothing that could be advised was measured."""
 
-DRAWS = 2000
-SEED = 2601
 MOST_LOG = 700.0
 """exp of more is no float."""
 
@@ -65,16 +63,6 @@ class Excluded(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the oracle's gain the advised variant reaches."""
-
-    oracle: str
-    k: int | None
-    speedup: Ratio
-    """The oracle's."""
-    share: Ratio
-
-
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The advice for one place."""
 
@@ -95,6 +83,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     break_even: Decay | None
     """Of the chosen variant, else of the fastest."""
     reached: Reached | None
+    """The chosen variant beside the measured oracle of the same k."""
 
 
 class Place(NamedTuple):
@@ -111,6 +100,8 @@ class Known(NamedTuple):
     memory: dict[tuple[str, str, str], MemoryCost]
     decays: dict[tuple[str, str, str, str], Decay]
     rivals: dict[tuple[str, str, str], Ratio]
+    reached: dict[tuple[str, str, int, str, str, int], Reached]
+    """By place, variant and k."""
 
 
 def recommend(results: RunResults) -> list[Choice]:
@@ -120,6 +111,11 @@ def recommend(results: RunResults) -> list[Choice]:
         {(one.target, one.variant, one.build): one for one in results.memory},
         {(one.target, one.variant, one.workload, one.build): one for one in results.decays},
         {(one.first, one.second, one.build): one.ratio for one in results.rivals},
+        {
+            (one.target, one.workload, one.batch_size, one.build, one.variant, one.k): one
+            for one in results.bounds.reached
+            if one.oracle_k == one.k
+        },
     )
     places: dict[Place, list[CellResult]] = {}
     for cell in results.cells:
@@ -156,7 +152,7 @@ def choose(place: Place, cells: list[CellResult], known: Known) -> Choice | None
         slowed=[one.variant for one in found if one.net.value < one.speedup.value],
         excluded=[Excluded(variant=cell.cell.variant, why=cell.unfit) for cell in asked if cell.unfit],
         break_even=known.decays.get((place.target, shown.variant, place.workload, place.build)) if shown else None,
-        reached=reached(chosen, cells, known) if chosen else None,
+        reached=reached(place, chosen, cells, known) if chosen else None,
     )
 
 
@@ -280,40 +276,8 @@ def lightest(fastest: Candidate, pool: list[Candidate], near: list[Close]) -> Ca
     )
 
 
-def reached(chosen: Candidate, cells: list[CellResult], known: Known) -> Reached | None:
-    """Against the oracle of the same k and the same no-SD; None without one that is told to be faster than no-SD."""
-    for cell in cells:
-        arm = known.results.arm_of(cell)
-        k = arm.speculative_config.get("num_speculative_tokens") if arm else None
-        if arm is None or arm.control != "oracle" or k != chosen.k or cell.base_arm != chosen.base_arm:
-            continue
-        if cell.speedup is None or cell.unfit or cell.speedup.low <= 1:
-            continue
-        share = gain_share(chosen.speedup, cell.speedup)
-        return Reached(oracle=cell.cell.variant, k=chosen.k, speedup=cell.speedup, share=share)
-    return None
-
-
-def gain_share(speedup: Ratio, bound: Ratio) -> Ratio:
-    """(speedup - 1) / (bound - 1), with the 2.5 % and 97.5 % quantiles of 2,000 draws of both, seed fixed.
-
-    Both log speedups are drawn from Student's t with their errors and degrees of freedom, as independent: what they
-    share through no-SD makes the interval too wide rather than too narrow.
-    """
-    rng = np.random.default_rng(SEED)
-    freedoms = [max(1, ratio.clusters - 1) for ratio in (speedup, bound)]
-    # A draw whose error is heavy-tailed may pass what a float holds; that draw says no more than one at the edge.
-    ours, theirs = (
-        np.exp(np.clip(math.log(ratio.value) + log_error(ratio) * rng.standard_t(freedom, DRAWS), -50, 50)) - 1
-        for ratio, freedom in zip((speedup, bound), freedoms, strict=True)
-    )
-    shares = ours[theirs > 0] / theirs[theirs > 0]
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(shares, (tail, 1 - tail))
-    return Ratio(
-        value=(speedup.value - 1) / (bound.value - 1),
-        low=float(low),
-        high=float(high),
-        clusters=min(speedup.clusters, bound.clusters),
-        method=f"quantiles of {DRAWS:,} draws of both speedups, taken as independent",
-    )
+def reached(place: Place, chosen: Candidate, cells: list[CellResult], known: Known) -> Reached | None:
+    """Beside the oracle of the same k, if that is fit to be told against."""
+    row = known.reached.get((*place, chosen.variant, chosen.k or 0))
+    fit = {cell.cell.variant for cell in cells if not cell.unfit}
+    return row if row is not None and row.oracle in fit and row.share is not None else None

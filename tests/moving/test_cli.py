@@ -63,7 +63,7 @@ def test_a_report_is_made_from_the_records_alone(clean_run: Bench, overlay: Path
     code, text = invoke("report", str(run), "--sd-catalog", str(overlay))
     assert code == 0
     assert text.rstrip().endswith(f"report: {run / 'index.html'}")
-    assert "Faster than no speculation: perfect on short b1" in text
+    assert "Faster than no speculation in 4 of 8 cells (perfect in 4: " in text
     first = {name: (run / name).read_bytes() for name in ("index.html", "summary.md", "summary.json")}
     assert all(first.values())
     assert invoke("report", str(run), "--sd-catalog", str(overlay)) == (code, text)

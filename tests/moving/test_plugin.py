@@ -333,7 +333,7 @@ def test_a_clean_run_passes_and_shows_what_it_did_not_judge(
     assert "perfect" in table
     assert f"report: {folder / 'index.html'}" in table
     assert "again: pytest --sd-study toy " in table.replace("pytest -p no:cacheprovider", "pytest")
-    assert "Faster than no speculation: perfect on short b1" in table
+    assert "Faster than no speculation in 4 of 8 cells (perfect in 4: " in table
 
     check_benchmarks(json.loads((suites.path / "bench.json").read_text(encoding="utf-8")), clean_run)
 
@@ -416,7 +416,7 @@ def test_each_fault_is_its_own_outcome(suites: pytest.Pytester, faulty_run: Benc
     assert "FAILED: divergent outputs: 1 divergent, 8 identical of 9" in text
     assert "REGRESSED: speedup 0." in text
     assert "not judged: UNSTABLE: no-SD does not repeat itself" in text
-    assert "divergent outputs: perfect on long b3" in text
+    assert "divergent outputs in 1 of 8 cells compared (perfect on long b3)" in text
 
 
 def test_a_stage_clock_that_is_missing_is_a_skip(suites: pytest.Pytester, faulty_run: Bench, overlay: Path) -> None:

@@ -120,7 +120,7 @@ def place_table(choices: list[Choice], results: RunResults) -> Table:
                 ratio_text(shown.net),
                 f"of {choice.candidates}: {gain_text(shown.adjusted)}" if choice.chosen else "-",
                 "; ".join(close_text(one) for one in choice.close if one.variant != shown.variant) or "-",
-                share_text(choice),
+                reached_text(choice),
                 break_even_text(choice.break_even) if choice.break_even else "-",
                 short_memory_text(choice.chosen.memory) if choice.chosen else "-",
             ]
@@ -159,12 +159,10 @@ def close_text(found: Close) -> str:
     return f"{found.variant}: {ratio_text(found.ratio)}"
 
 
-def share_text(choice: Choice) -> str:
-    found = choice.reached
-    if found is None:
-        return "-"
-    share = found.share
-    return f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}] of {ratio_text(found.speedup)}"
+def reached_text(choice: Choice) -> str:
+    """As the table of bounds tells it, in percent."""
+    share = choice.reached.share if choice.reached else None
+    return f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share else "-"
 
 
 def bytes_text(count: int) -> str:
