@@ -65,12 +65,15 @@ def full() -> RunResults:
     )
 
 
+OF_SPEEDS = {"matrix", "recommendation", "cells"}
 SECTIONS = {
-    "full": {"cells", "failures", "builds", "speed", "anatomy", "outputs", "stages", "positions", "not-run", "notes"},
-    "partial": {"cells", "failures", "not-run"},
-    "one request": {"cells", "outputs"},
+    "full": OF_SPEEDS
+    | {"speedups", "failures", "builds", "claims", "speed", "anatomy", "outputs", "stages", "positions"}
+    | {"not-run", "notes"},
+    "partial": OF_SPEEDS | {"failures", "not-run"},
+    "one request": OF_SPEEDS | {"speedups", "claims", "outputs", "positions"},
     "empty": {"cells", "not-run"},
-    "many": {"cells", "failures", "outputs", "positions"},
+    "many": OF_SPEEDS | {"speedups", "failures", "claims", "outputs", "positions"},
 }
 """What each run has data for, beside `ALWAYS`; written down here, not asked of the code that is tested."""
 
