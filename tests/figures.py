@@ -33,5 +33,5 @@ def row_names(axes: Axes) -> list[str]:
 
 
 def marked(axes: Axes) -> list[Line2D]:
-    """Lines with markers: no rule, nothing published."""
+    """Lines with markers: all but the rule."""
     return [line for line in axes.lines if line.get_marker() not in ("None", "", None)]

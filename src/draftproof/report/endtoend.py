@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from markupsafe import Markup
+
 from draftproof.metrics import ratio_text
 from draftproof.report import panels, view
-from draftproof.report.drawing import Look, look
+from draftproof.report.drawing import look
 from draftproof.report.panels import Axis, Line, Mark
 from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.results import CellResult, RunResults
@@ -28,59 +30,56 @@ def table(results: RunResults) -> Table | None:
     shown = [row for row in rows if row.cell.speedup is not None]
     if not shown:
         return None
-    compared = any(row.cell.published for row in shown)
-    head = ["variant", "workload", "B", "speedup [95 %]"]
+    sources = list(dict.fromkeys(row.cell.published.source for row in shown if row.cell.published))
+    units: dict[tuple[str, str], list[CellResult]] = {}
+    for row in shown:
+        if drawable(row.cell):
+            units.setdefault((row.cell.cell.target, row.cell.cell.workload), []).append(row.cell)
+    figures = drawn(results, dict(list(units.items())[: panels.PANELS_DRAWN]))
     note = (
         "Output tokens per second over those of no-SD on the same prompts: ratio of totals, 95 % interval over prompt "
         "sets."
     )
-    if compared:
-        head += ["by the paper's estimator [95 %]", "published"]
-        sources = dict.fromkeys(row.cell.published.source for row in shown if row.cell.published)
+    if sources:
         note += (
             " Published: for the same hardware, target, variant, workload and batch size, by a ratio of unweighted "
             f"means; vLLM and settings are not the same ({'; '.join(sources)})."
         )
-    body = []
-    for row in shown:
-        line = [*row.name, ratio_text(row.cell.speedup)]
-        if compared:
-            of = row.cell.published
-            line += [ratio_text(row.cell.paper_ratio), f"{of.speedup:.2f}x" if of else "-"]
-        body.append(line)
     if len(rows) > len(shown):
         note += f" Without an interval, and so left out: {len(rows) - len(shown):,} cells."
-    found = [row.cell for row in shown if drawable(row.cell)]
-    if len(found) < len(shown):
-        note += f" Not drawn, since no axis holds them: {len(shown) - len(found):,}."
-    units: dict[tuple[str, str], list[CellResult]] = {}
-    for cell in found:
-        units.setdefault((cell.cell.target, cell.cell.workload), []).append(cell)
-    note += panels.cut_note("panels", len(units), panels.PANELS_DRAWN)
-    drawn = list(units.items())[: panels.PANELS_DRAWN]
-    tops = {
-        target: panels.axis_end(figures_of(cell for (other, _), cells in drawn for cell in cells if other == target))
-        for (target, _), _ in drawn
-    }
-    controls = results.controls
-    figures = [
-        figure(f"{NAME}-{number}", title(results, target, workload), cells, tops[target], controls)
-        for number, ((target, workload), cells) in enumerate(drawn)
-    ]
+    undrawn = len(shown) - sum(map(len, units.values()))
+    if undrawn:
+        note += f" Not drawn, since no axis holds them: {undrawn:,}."
+    published = ["by the paper's estimator [95 %]", "published"] if sources else []
     return Table(
         name=NAME,
         title="Speedups",
-        note=note,
-        head=head,
-        body=body,
+        note=note + panels.cut_note("panels", len(units), len(figures)),
+        head=["variant", "workload", "B", "speedup [95 %]", *published],
+        body=[
+            [*row.name, ratio_text(row.cell.speedup), *(published_texts(row.cell) if sources else [])] for row in shown
+        ],
         names=2,
         figures=figures,
-        legend=panels.legend(
-            NAME, looks([cells for _, cells in drawn], controls), marks_text(found, controls, compared=compared)
-        )
-        if figures
-        else panels.legend(NAME, {}),
+        legend=legend(results, list(units.values())[: len(figures)], compared=bool(sources)),
     )
+
+
+def published_texts(cell: CellResult) -> list[str]:
+    """Our figure by the published one's estimator, and that one."""
+    return [ratio_text(cell.paper_ratio), f"{cell.published.speedup:.2f}x" if cell.published else "-"]
+
+
+def drawn(results: RunResults, units: dict[tuple[str, str], list[CellResult]]) -> list[Figure]:
+    """A panel for each (target, workload); those of one target have the same axis."""
+    of_target: dict[str, list[CellResult]] = {}
+    for (target, _), cells in units.items():
+        of_target.setdefault(target, []).extend(cells)
+    tops = {target: panels.axis_end(figures_of(cells)) for target, cells in of_target.items()}
+    return [
+        figure(f"{NAME}-{number}", title(results, target, workload), cells, tops[target], results.controls)
+        for number, ((target, workload), cells) in enumerate(units.items())
+    ]
 
 
 def drawable(cell: CellResult) -> bool:
@@ -113,25 +112,24 @@ def line_name(cell: CellResult) -> str:
     return cell.cell.variant + (" (base build)" if cell.build == "base" else "")
 
 
-def looks(groups: list[list[CellResult]], controls: frozenset[str]) -> dict[str, Look]:
-    """Variant -> look, of panels with lines: rows have names of their own."""
-    variants = dict.fromkeys(
-        cell.cell.variant for cells in groups if len({c.cell.batch_size for c in cells}) > 1 for cell in cells
-    )
-    ordered = sorted(variants, key=controls.__contains__)
-    return {variant: look(variant, control=variant in controls) for variant in ordered}
-
-
-def marks_text(cells: list[CellResult], controls: frozenset[str], *, compared: bool) -> str:
-    """What else is to be known of the marks."""
+def legend(results: RunResults, groups: list[list[CellResult]], *, compared: bool) -> Markup:
+    """Looks of the variants in panels with lines (rows have names of their own), and what else the marks mean."""
+    cells = [cell for group in groups for cell in group]
+    if not cells:
+        return Markup("")
+    lined = [group for group in groups if len({cell.cell.batch_size for cell in group}) > 1]
+    variants = dict.fromkeys(cell.cell.variant for group in lined for cell in group)
+    ordered = sorted(variants, key=results.controls.__contains__)
     told = ["Bars: 95 % intervals; one that is much wider than its figure ends at the frame. The line across: no-SD."]
-    if any(cell.cell.variant in controls for cell in cells):
+    if any(variant in results.controls for variant in variants):
         told.append("Dashed: controls, whose drafts are known to be right or wrong.")
     if any(cell.build == "base" for cell in cells):
         told.append("Hollow: the base build.")
     if compared:
         told.append("Dotted (or an upright stroke): published.")
-    return " ".join(told)
+    return panels.legend(
+        NAME, {variant: look(variant, control=variant in results.controls) for variant in ordered}, " ".join(told)
+    )
 
 
 def figure(name: str, title: str, cells: list[CellResult], top: float, controls: frozenset[str]) -> Figure:
@@ -155,8 +153,8 @@ def figure(name: str, title: str, cells: list[CellResult], top: float, controls:
         ]
         svg = panels.in_rows(name, rows, axis)
     else:
-        drawn = [line for found in shown.values() for line in lines(found, controls)]
-        svg = panels.over_sizes(name, drawn, sizes, axis)
+        all_lines = [line for found in shown.values() for line in lines(found, controls)]
+        svg = panels.over_sizes(name, all_lines, sizes, axis)
     return Figure(title=title, description=described(cells, shown, sizes, len(groups)), svg=svg)
 
 

@@ -127,7 +127,7 @@ def line_on(axes: Axes, line: Line, aside: float, axis: Axis) -> Line2D:
     look, at = line.look, [mark.batch_size * aside for mark in line.marks]
     values = [mark.value for mark in line.marks]
     if line.behind:
-        return axes.plot(at, values, color=look.colour, linestyle=":", linewidth=1.4, zorder=2)[0]
+        return axes.plot(at, values, color=look.colour, linestyle=":", linewidth=1.4, marker=".", zorder=2)[0]
     if not line.thin:
         span = axis.high - axis.low
         lows = [max(mark.low, axis.low - span) for mark in line.marks]
