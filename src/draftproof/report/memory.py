@@ -212,7 +212,8 @@ def stacked(
 
 
 def points(axes: Axes, places: Sequence[tuple[int, float]]) -> None:
-    axes.plot([value for _, value in places], [row for row, _ in places], clip_on=False, zorder=3, **MEASURED)
+    if places:
+        axes.plot([value for _, value in places], [row for row, _ in places], clip_on=False, zorder=3, **MEASURED)
 
 
 def draw_weights(rows: Sequence[MemoryCost], sheet: Sheet) -> None:
