@@ -122,7 +122,7 @@ def test_an_unknown_study_is_a_usage_error(suites: pytest.Pytester) -> None:
     """One message that lists the known ones; exit status 4, as for every wrong option."""
     result = suites.runpytest_inprocess("--sd-study", "nightli")
     text = result.stdout.str() + result.stderr.str()
-    assert "study must be one of the known names (got 'nightli'); known: controls, default, " in text
+    assert "study must be one of the known names (got 'nightli'); known: bound-cpu, controls, default, " in text
     assert "nightly-h100" in text
     assert "Traceback" not in text
     assert result.ret == pytest.ExitCode.USAGE_ERROR
