@@ -220,7 +220,7 @@ def test_a_page_that_is_not_for_everybody_is_seen(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_faint_labels_of_figures_are_seen(look: Open, scheme: Any) -> None:
     page = look(
-        styled("svg .tick { fill: #8a8a8a !important; opacity: 1 } body { background: #999 !important }"), scheme=scheme
+        styled("svg text { fill: #8a8a8a !important; opacity: 1 } body { background: #999 !important }"), scheme=scheme
     )
     assert any(line.startswith("contrast 1.") for line in looking.faint_labels(page))
 
