@@ -10,14 +10,15 @@ import msgspec
 import pytest
 
 from draftproof.analysis.gainshare import GainShare
-from draftproof.bounds import Bounds, Reached, Simulated, read_simulated
-from draftproof.report.bound import LEAST_SHARE, reached_table, section, simulated_table
+from draftproof.bounds import Bounds, Predicted, Reached, Simulated, read_predicted, read_simulated
+from draftproof.report.bound import LEAST_SHARE, predicted_table, reached_table, section, simulated_table
 from draftproof.report.drawing import look
 from draftproof.report.markdown import render_markdown
 from draftproof.report.parts import Page as Asked
 from draftproof.report.parts import Table
 from draftproof.results import RunResults
 from draftproof.simulator.simulate import Cell
+from draftproof.simulator.validation import Prediction
 from tests.figures import axes_of, marked, row_names, ys
 from tests.reporting import HOSTILE, arm, cell, header, page, ratio, reference, run
 
@@ -240,3 +241,38 @@ def test_a_target_named_like_a_path_reads_nothing(tmp_path: Path) -> None:
     (tmp_path / "simulated-").mkdir()
     (tmp_path / "tiny.json").write_bytes(msgspec.json.encode(POLICIES))
     assert read_simulated(tmp_path, ["/../tiny"]) == ([], [])
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+PREDICTIONS = [
+    Prediction(
+        workload="chat", batch_size=1, variant="ngram", measured=1.5, low=1.4, high=1.6, predicted=1.35, held_out=1.2
+    ),
+    Prediction(
+        workload="chat", batch_size=4, variant="eagle", measured=0.8, low=None, high=None, predicted=0.84, held_out=None
+    ),
+]
+
+
+def test_predictions_stand_beside_what_was_measured_with_their_errors(tmp_path: Path) -> None:
+    (tmp_path / "predicted-tiny.json").write_bytes(msgspec.json.encode(PREDICTIONS))
+    found, notes = read_predicted(tmp_path, ["tiny"])
+    assert (found, notes) == ([Predicted(target="tiny", cells=PREDICTIONS)], [])
+    results = with_bounds(predicted=found)
+    table = of(predicted_table(results))
+    assert table.body == [
+        ["ngram", "chat", "1", "1.50x [1.40, 1.60]", "1.35x", "-10.0%", "1.20x", "-20.0%"],
+        ["eagle", "chat", "4", "0.80x", "0.84x", "+5.0%", "-", "-"],
+    ]
+    assert "Median absolute error 7.5% over 2 cells, held out 20.0% over 1." in table.note
+    assert "Predicted from step times" in page(results).text
+    assert predicted_table(with_bounds()) is None
+
+
+def test_a_prediction_without_a_speedup_is_left_out_and_told(tmp_path: Path) -> None:
+    broken = msgspec.structs.replace(PREDICTIONS[0], predicted=0.0)
+    (tmp_path / "predicted-tiny.json").write_bytes(msgspec.json.encode([broken]))
+    found, (note,) = read_predicted(tmp_path, ["tiny"])
+    assert found == []
+    assert note == "predicted-tiny.json: 1 cells without a positive speedup are left out"

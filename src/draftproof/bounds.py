@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -16,12 +17,15 @@ from draftproof.analysis.pairs import rotation_pairs
 from draftproof.analysis.stats import PairSums, Ratio
 from draftproof.runview import Placed, View
 from draftproof.simulator.simulate import Cell
+from draftproof.simulator.validation import PREDICTED, Prediction
 
 ORACLE = "oracle"
 """Kind of the control whose drafts are all right."""
 SIMULATED = "simulated-"
 """A target's simulated speedups lie in the run's folder as ``simulated-<target>.json``: ``simulate --json``."""
 LARGEST_BYTES = 50_000_000
+
+Kept = TypeVar("Kept", Cell, Prediction)
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +53,21 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
 
 
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``draftproof calibrate --validate`` predicted of a target's cells from the run's own step times."""
+
+    target: str
+    cells: list[Prediction]
+
+
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     reached: list[Reached] = []
     without: list[str] = []
     """Targets with variants and no measured oracle."""
     simulated: list[Simulated] = []
+    predicted: list[Predicted] = []
     notes: list[str] = []
-    """Files of simulated speedups that were left out, and why."""
+    """Files of simulated or predicted speedups that were left out, and why."""
 
 
 Measured = tuple[Placed, Ratio | None]
@@ -72,11 +84,13 @@ def bounds(view: View, measured: Sequence[Measured], folder: Path) -> Bounds:
     targets = list(dict.fromkeys(place.cell.target for place, _ in measured))
     drafted = {place.cell.target for found in units.values() for place, _ in found if not control(place)}
     simulated, notes = read_simulated(folder, targets)
+    predicted, more = read_predicted(folder, targets)
     return Bounds(
         reached=reached,
         without=[target for target in targets if target in drafted - {row.target for row in reached}],
         simulated=simulated,
-        notes=notes,
+        predicted=predicted,
+        notes=notes + more,
     )
 
 
@@ -132,27 +146,40 @@ def pairs_of(view: View, place: Placed) -> dict[int, PairSums]:
 
 
 def read_simulated(folder: Path, targets: Sequence[str]) -> tuple[list[Simulated], list[str]]:
-    """The files of the run's targets, checked; whoever made them, a wrong one only costs its figures."""
-    found, notes = [], []
+    found, notes = read_kept(folder, SIMULATED, targets, Cell)
+    return [Simulated(target=target, cells=cells) for target, cells in found.items()], notes
+
+
+def read_predicted(folder: Path, targets: Sequence[str]) -> tuple[list[Predicted], list[str]]:
+    found, notes = read_kept(folder, PREDICTED, targets, Prediction)
+    return [Predicted(target=target, cells=cells) for target, cells in found.items()], notes
+
+
+def read_kept(
+    folder: Path, prefix: str, targets: Sequence[str], kind: type[Kept]
+) -> tuple[dict[str, list[Kept]], list[str]]:
+    """Target -> the figures in ``<prefix><target>.json``, checked; a wrong file only costs its figures, and says so."""
+    found, notes = {}, []
     for target in (name for name in targets if Path(name).name == name):
-        path = folder / f"{SIMULATED}{target}.json"
+        path = folder / f"{prefix}{target}.json"
         try:
             if not path.is_file():
                 continue
             if path.stat().st_size > LARGEST_BYTES:
                 notes.append(f"{path.name} is left out: larger than {LARGEST_BYTES // 1_000_000} MB")
                 continue
-            cells = msgspec.json.decode(path.read_bytes(), type=list[Cell])
+            rows: list[Kept] = msgspec.json.decode(path.read_bytes(), type=list[kind])  # type: ignore[valid-type]
         except (OSError, ValueError) as error:
             notes.append(f"{path.name} is left out: {error.strerror if isinstance(error, OSError) else error}")
             continue
-        kept = [cell for cell in cells if usable(cell)]
+        kept = [row for row in rows if usable(row)]
         if kept:
-            found.append(Simulated(target=target, cells=kept))
-        if len(kept) < len(cells):
-            notes.append(f"{path.name}: {len(cells) - len(kept)} cells without a positive speedup are left out")
+            found[target] = kept
+        if len(kept) < len(rows):
+            notes.append(f"{path.name}: {len(rows) - len(kept)} cells without a positive speedup are left out")
     return found, notes
 
 
-def usable(cell: Cell) -> bool:
-    return 0 < cell.speedup < 1000 and cell.batch_size >= 1
+def usable(row: Cell | Prediction) -> bool:
+    speedups = [row.speedup] if isinstance(row, Cell) else [row.measured, row.predicted]
+    return all(0 < speedup < 1000 for speedup in speedups) and row.batch_size >= 1

@@ -15,6 +15,7 @@ from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.results import CellResult, RunResults
 from draftproof.simulator.output import label
 from draftproof.simulator.simulate import Cell
+from draftproof.simulator.validation import median_error
 
 TITLE = "Bound"
 LEAST_SHARE = -1.0
@@ -23,9 +24,39 @@ LEAST_SHARE = -1.0
 
 def section(page: Page) -> Section | None:
     results = page.results
-    found = [reached_table(results), simulated_table(results)]
+    found = [reached_table(results), simulated_table(results), predicted_table(results)]
     tables = [table for table in found if table is not None]
     return Section(id="bound", title=TITLE, tables=tables) if tables else None
+
+
+def predicted_table(results: RunResults) -> Table | None:
+    """A row for each cell that `calibrate --validate` predicted; None where it never ran."""
+    rows = [(one.target, row) for one in results.bounds.predicted for row in one.cells]
+    if not rows:
+        return None
+    errors = [row.error for _, row in rows]
+    unseen = [row.held_out_error for _, row in rows if row.held_out_error is not None]
+    note = (
+        "By draftproof calibrate --validate: recorded steps replayed through stage times that were fitted to the run's "
+        "stages blocks, with the run's own acceptance. Held out: by a fit to the steps of the other workloads. Median "
+        f"absolute error {median_error(errors):.1%} over {len(errors)} cells"
+        + (f", held out {median_error(unseen):.1%} over {len(unseen)}." if unseen else ".")
+    )
+    body = [
+        [
+            results.full_name(row.variant, target, "new"),
+            row.workload,
+            str(row.batch_size),
+            f"{row.measured:.2f}x" + (f" [{row.low:.2f}, {row.high:.2f}]" if row.low and row.high else ""),
+            f"{row.predicted:.2f}x",
+            f"{row.error:+.1%}",
+            "-" if row.held_out is None else f"{row.held_out:.2f}x",
+            "-" if row.held_out_error is None else f"{row.held_out_error:+.1%}",
+        ]
+        for target, row in rows
+    ]
+    head = ["variant", "workload", "B", "measured [95 %]", "predicted", "error", "held out", "error, held out"]
+    return Table(name="predicted", title="Predicted from step times", note=note, head=head, body=body, names=2)
 
 
 # -- the measured oracle -----------------------------------------------------------------------------------------------

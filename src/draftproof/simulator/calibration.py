@@ -13,7 +13,7 @@ from draftproof.simulator.command import save
 from draftproof.simulator.costfile import as_toml, cost_model
 from draftproof.simulator.costs import CostModel
 from draftproof.simulator.recorded import Measured, Say, read_targets
-from draftproof.simulator.validation import predict, prediction_lines
+from draftproof.simulator.validation import PREDICTED, predict, prediction_lines
 
 
 def calibrate_run(path: Path, out: Path | None, target: str | None, *, validate: bool, say: Say) -> None:
@@ -30,7 +30,9 @@ def calibrate_run(path: Path, out: Path | None, target: str | None, *, validate:
         save(file, as_toml(model).encode())
         lines = table_lines(found, model)
         if validate:
-            lines += prediction_lines(*predict(folder, found, model))
+            predictions, reasons = predict(folder, found, model)
+            lines += prediction_lines(predictions, reasons)
+            save(path / f"{PREDICTED}{found.target}.json", msgspec.json.encode(predictions) + b"\n")
         for line in [*lines, f"cost model: {file}"]:
             say(line)
 

@@ -28,6 +28,9 @@ from draftproof.simulator.costfile import cost_model
 from draftproof.simulator.costs import CostModel, Floats
 from draftproof.simulator.recorded import Measured
 
+PREDICTED = "predicted-"
+"""A target's predictions lie in the run's folder as ``predicted-<target>.json``."""
+
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """A block in engine steps; arrays have one entry per decode step of the batch."""
