@@ -21,8 +21,21 @@ COSTS = [memory("ngram"), memory("eagle3", 1), memory("draft_model", 3)]
 
 def test_the_table_by_hand() -> None:
     table = memory_table(run(memory=COSTS))
-    assert table.body[0] == ["no_sd", "0.250", "0.000", "22.50", "0.00", "22.51", "46,592", "-", "-"]
-    assert table.body[3] == ["draft_model", "0.250", "0.003", "22.50", "2.25", "24.82", "42,240", "9.1 %", "9.3 %"]
+    assert table.body[0] == ["no_sd", "0.250", "0.000", "-", "-", "-", "22.50", "0.00", "22.51", "46,592", "-", "-"]
+    assert table.body[3] == [
+        "draft_model",
+        "0.250",
+        "0.003",
+        "-",
+        "-",
+        "-",
+        "22.50",
+        "2.25",
+        "24.82",
+        "42,240",
+        "9.1 %",
+        "9.3 %",
+    ]
     assert "Nothing is expected" not in table.note
 
 
@@ -43,8 +56,8 @@ def test_what_was_measured_is_shown_without_an_expectation() -> None:
     costs = [memory("eagle3", **bare, kv_cache_tokens=40000)]
     table = memory_table(run(memory=costs))
     assert table.body == [
-        ["no_sd", "-", "-", "-", "-", "22.51", "46,592", "-", "-"],
-        ["eagle3", "-", "-", "-", "-", "26.21", "40,000", "-", "14.1 %"],
+        ["no_sd", "-", "-", "-", "-", "-", "-", "-", "22.51", "46,592", "-", "-"],
+        ["eagle3", "-", "-", "-", "-", "-", "-", "-", "26.21", "40,000", "-", "14.1 %"],
     ]
     assert "Nothing is expected of eagle3 on tiny: its folder is not on this machine" in table.note
     (figure,) = table.figures
@@ -56,7 +69,7 @@ def test_what_was_measured_is_shown_without_an_expectation() -> None:
 def test_an_engine_that_did_not_say_has_its_expectation() -> None:
     costs = [memory("eagle3", 1, kv_cache_tokens=None, base_kv_cache_tokens=None, kv_pool_bytes=None)]
     table = memory_table(run(memory=costs))
-    assert table.body[1] == ["eagle3", "0.250", "0.001", "22.50", "0.75", "-", "-", "3.2 %", "-"]
+    assert table.body[1] == ["eagle3", "0.250", "0.001", "-", "-", "-", "22.50", "0.75", "-", "-", "3.2 %", "-"]
     assert "measured: memory set aside" not in table.note
     page(run(cell(), memory=costs))
 

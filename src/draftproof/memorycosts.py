@@ -16,6 +16,9 @@ CPU_POOL = "VLLM_CPU_KVCACHE_SPACE"
 """vLLM's variable: GiB of KV cache of each worker on a CPU."""
 
 
+MEASURED = ("target_parameter_bytes", "drafter_parameter_bytes", "resident_bytes")
+
+
 class MemoryCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of one variant of a target, in one build."""
 
@@ -36,6 +39,14 @@ class MemoryCost(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the no-SD engine beside it."""
     kv_pool_bytes: int | None = None
     """Memory that the engine was given for KV cache alone; None on a GPU, where it takes what the weights leave."""
+    target_parameter_bytes: int | None = None
+    """Parameters of the loaded target, measured; None: not recorded, as where the model is in another process."""
+    drafter_parameter_bytes: int | None = None
+    """Parameters that the loaded drafter has for itself, measured."""
+    resident_bytes: int | None = None
+    """Resident set of the engine's process once loaded, libraries and cache included."""
+    base_resident_bytes: int | None = None
+    """The same of the no-SD engine beside it."""
 
     @property
     def order(self) -> tuple[float, float]:
@@ -79,6 +90,8 @@ def memory_costs(arms: Iterable[ArmLine], catalog: Catalog | None) -> list[Memor
             kv_cache_tokens=cache_tokens(arm),
             base_kv_cache_tokens=cache_tokens(base) if base else None,
             kv_pool_bytes=pool_bytes(arm),
+            base_resident_bytes=measured(base, "resident_bytes") if base else None,
+            **{name: measured(arm, name) for name in MEASURED},
         )
     return list(found.values())
 
@@ -86,6 +99,12 @@ def memory_costs(arms: Iterable[ArmLine], catalog: Catalog | None) -> list[Memor
 def cache_tokens(arm: ArmLine) -> int | None:
     tokens = arm.resolved.get("kv_cache_tokens")
     return tokens if isinstance(tokens, int) and tokens > 0 else None
+
+
+def measured(arm: ArmLine, name: str) -> int | None:
+    """What the engine's process told of itself (`draftproof.engines.footprint`)."""
+    value = arm.environment.get(name)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def pool_bytes(arm: ArmLine) -> int | None:

@@ -44,6 +44,7 @@ def load_beside(name: str) -> Any:
 if TYPE_CHECKING:
     from draftproof.engines import (
         drafttally,
+        footprint,
         labels,
         serving,
         stageclock,
@@ -53,9 +54,19 @@ if TYPE_CHECKING:
         waiting,
     )
 else:
-    drafttally, labels, serving, stageclock, stepjoin, surroundings, synthetic, waiting = map(
+    drafttally, footprint, labels, serving, stageclock, stepjoin, surroundings, synthetic, waiting = map(
         load_beside,
-        ("drafttally", "labels", "serving", "stageclock", "stepjoin", "surroundings", "synthetic", "waiting"),
+        (
+            "drafttally",
+            "footprint",
+            "labels",
+            "serving",
+            "stageclock",
+            "stepjoin",
+            "surroundings",
+            "synthetic",
+            "waiting",
+        ),
     )
 
 IMPORTABLE = os.path.join(_HERE, "importable")
@@ -174,7 +185,7 @@ class Arm:
             self.tally = drafttally.DraftTally(stageclock.worker_runner(self.llm))
         return {
             "load_s": time.perf_counter() - started,
-            "environment": self.environment(hidden),
+            "environment": self.environment(hidden) | footprint.loaded(stageclock.worker_runner(self.llm)),
             "resolved": self.resolved(),
             "stages_reason": self.clock.reason,
         }

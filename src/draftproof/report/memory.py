@@ -61,8 +61,10 @@ def without(costs: Sequence[MemoryCost]) -> MemoryCost:
     nothing = 0 if known.target_static_bytes is not None else None
     changes = {"static_bytes": nothing, "kv_bytes_per_token": nothing, "kv_cache_tokens": tokens}
     pool = next((cost.kv_pool_bytes for cost in costs if cost.kv_pool_bytes), None)
+    resident = next((cost.base_resident_bytes for cost in costs if cost.base_resident_bytes), None)
+    measured = {"drafter_parameter_bytes": None, "resident_bytes": resident}
     return msgspec.structs.replace(
-        known, variant=NO_SD, unknown="", base_kv_cache_tokens=None, kv_pool_bytes=pool, **changes
+        known, variant=NO_SD, unknown="", base_kv_cache_tokens=None, kv_pool_bytes=pool, **changes, **measured
     )
 
 
@@ -73,6 +75,9 @@ def memory_table(results: RunResults) -> Table:
             results.full_name(cost.variant, cost.target, cost.build),
             number(cost.target_static_bytes, GIB, 3),
             number(cost.static_bytes, GIB, 3),
+            number(cost.target_parameter_bytes, GIB, 3),
+            number(cost.drafter_parameter_bytes, GIB, 3),
+            number(cost.resident_bytes, GIB),
             number(cost.target_kv_bytes_per_token, KIB),
             number(cost.kv_bytes_per_token, KIB),
             number(cost.measured_kv_bytes, KIB),
@@ -91,6 +96,9 @@ def memory_table(results: RunResults) -> Table:
             "variant",
             "weights of the target, GiB",
             "drafter adds",
+            "parameters of the target, measured",
+            "of the drafter",
+            "resident set, GiB",
             "KV cache of the target, KiB/token",
             "drafter adds",
             "both, measured",
@@ -122,6 +130,11 @@ def note_of(shown: Sequence[MemoryCost]) -> str:
     )
     if any(cost.measured_kv_bytes is not None for cost in shown):
         text += " KiB/token, measured: memory set aside for KV cache / capacity, too high by less than a block's part."
+    if any(cost.target_parameter_bytes for cost in shown):
+        text += (
+            " Parameters and resident set: of the loaded engine's process; vLLM on a CPU packs most weights into "
+            "copies of its own: no parameters any more, but in the resident set, with libraries and KV cache."
+        )
     reasons = list(dict.fromkeys(f"{cost.variant} on {cost.target}: {cost.unknown}" for cost in shown if cost.unknown))
     if reasons:
         told = "; ".join(untrusted.cut(reason, REASON_CHARS) for reason in reasons[:REASONS])
