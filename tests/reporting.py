@@ -264,6 +264,31 @@ def header(**changes: Any) -> RunHeader:
     return msgspec.structs.replace(line, **changes)
 
 
+def hostile_run(text: str) -> RunResults:
+    """`text` wherever a model, an engine or a data set could bring it in, and as names of settings."""
+    return run(
+        cell(
+            reason=text,
+            sameness=sameness(difference(text, text, prompt_id=text, before=text, after=(text, text)), garbage=text),
+            problems=[text],
+            informing=[text],
+            failures=[failure(kind=text, message=text, log_tail=text)],
+        ),
+        title=text,
+        finished=False,
+        partial=text,
+        skipped={text: text},
+        notes=[text],
+        arms=[
+            arm(
+                environment={"vllm": text, "variables": {text: text}},
+                resolved={text: text},
+                speculative_config={text: [text]},
+            )
+        ],
+    )
+
+
 class Page(HTMLParser):
     """A strict reader: every tag closes in order, every id is used once; collects text, links and tags."""
 

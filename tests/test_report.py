@@ -30,6 +30,7 @@ from tests.reporting import (
     difference,
     failure,
     header,
+    hostile_run,
     markdown_tags,
     page,
     ratio,
@@ -166,31 +167,6 @@ def test_the_width_of_a_tie_is_told_against_the_referee() -> None:
 def test_a_partial_run_says_so_and_why() -> None:
     found = page(run(cell(), finished=False, partial="the budget of 330 s was spent"))
     assert "PARTIAL run: the budget of 330 s was spent" in found.text
-
-
-def hostile_run(text: str) -> RunResults:
-    """The text wherever a string of a run could come from outside."""
-    return run(
-        cell(
-            reason=text,
-            sameness=sameness(difference(text, text, prompt_id=text, before=text, after=(text, text)), garbage=text),
-            problems=[text],
-            informing=[text],
-            failures=[failure(kind=text, message=text, log_tail=text)],
-        ),
-        title=text,
-        finished=False,
-        partial=text,
-        skipped={text: text},
-        notes=[text],
-        arms=[
-            arm(
-                environment={"vllm": text, "variables": {text: text}},
-                resolved={text: text},
-                speculative_config={text: [text]},
-            )
-        ],
-    )
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -9,13 +9,14 @@ import pytest
 
 from draftproof.comparison import Apart, Compared, Finding, compare
 from draftproof.gate import Verdict
-from draftproof.report import Summary, against, parts, summary_of
+from draftproof.report import against, parts
 from draftproof.report.against import MOVES_HEAD
 from draftproof.report.compared import headline, ordered
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
 from draftproof.report.parts import Table
 from draftproof.report.sections import sections
+from draftproof.report.written import Summary, summary_of
 from draftproof.results import RunResults
 from draftproof.snapshot import Snapshot
 from tests.reporting import HOSTILE, Page, cell, header, markdown_tags, reference, run

@@ -646,6 +646,13 @@ def write_catalog(folder: Path) -> Path:
     return folder
 
 
+def write_gate_catalog(folder: Path) -> Path:
+    """The same, with a study that is long enough for a gate."""
+    write_catalog(folder)
+    (folder / "studies" / "toy.toml").write_text(GATE_STUDY, encoding="utf-8")
+    return folder
+
+
 def toy_catalog(folder: Path) -> Catalog:
     return load_catalog(write_catalog(folder))
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from draftproof.records import RunFolder  # noqa: E402
-from draftproof.report import write_report  # noqa: E402
 from draftproof.report.terminal import summary_lines  # noqa: E402
+from draftproof.report.written import write_report  # noqa: E402
 from tests.manycells import many  # noqa: E402
 from tests.reporting import header  # noqa: E402
 

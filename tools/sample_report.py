@@ -30,9 +30,10 @@ from draftproof.catalog import load_catalog  # noqa: E402
 from draftproof.errors import DraftproofError, rule  # noqa: E402
 from draftproof.metrics import METRICS  # noqa: E402
 from draftproof.records import RunFolder, write_atomic  # noqa: E402
-from draftproof.report import view, write_report  # noqa: E402
+from draftproof.report import view  # noqa: E402
 from draftproof.report.markdown import cell_text, table  # noqa: E402
 from draftproof.report.untrusted import HOME  # noqa: E402
+from draftproof.report.written import write_report  # noqa: E402
 from draftproof.results import RunResults, analyse  # noqa: E402
 
 SAMPLE = ROOT / "reports" / "sample"

@@ -151,8 +151,8 @@ def report(
     from draftproof.catalog import load_catalog
     from draftproof.comparison import compare as judge
     from draftproof.records import RunFolder
-    from draftproof.report import write_report
     from draftproof.report.terminal import comparison_lines, summary_lines
+    from draftproof.report.written import write_report
     from draftproof.results import analyse
     from draftproof.snapshot import take
 

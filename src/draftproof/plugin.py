@@ -467,7 +467,7 @@ def write_session_report(session: pytest.Session, state: Session) -> None:
     """With the run against its baseline or other build; without, where that cannot be said: then why is told."""
     from draftproof.comparison import RED_EXIT
     from draftproof.errors import DraftproofError
-    from draftproof.report import write_report
+    from draftproof.report.written import write_report
 
     assert state.folder is not None
     judged = state.against is not None

@@ -158,6 +158,11 @@ class RunResults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return len({cell.build for cell in self.cells}) > 1
 
     @functools.cached_property
+    def cells_by_id(self) -> dict[tuple[str, str], CellResult]:
+        """(Cell id, build) -> cell."""
+        return {(cell.cell.id, cell.build): cell for cell in self.cells}
+
+    @functools.cached_property
     def arms_by_key(self) -> dict[tuple[str, str], ArmLine]:
         """(Target, arm key) -> the arm as it was first started."""
         found: dict[tuple[str, str], ArmLine] = {}

@@ -14,7 +14,19 @@ from draftproof.anatomy import Anatomies, CellAnatomy
 from draftproof.records import RunHeader
 from draftproof.report.html import render_html
 from draftproof.results import AaResult, CellResult, RunResults
-from tests.reporting import HOSTILE, arm, broken, cell, difference, failure, header, ratio, reference, run, sameness
+from tests.reporting import (
+    HOSTILE,
+    broken,
+    cell,
+    difference,
+    failure,
+    header,
+    hostile_run,
+    ratio,
+    reference,
+    run,
+    sameness,
+)
 from tests.test_anatomy import made
 from tests.test_report_determinism import full as outputs_run
 from tests.test_report_speed import FULL as SPEEDS
@@ -174,38 +186,12 @@ def spoilt(value: Spoilable, text: str) -> Spoilable:
     return msgspec.convert(plain, type(value))
 
 
-def model_output(text: str) -> RunResults:
-    """`text` wherever a model, an engine or a data set could bring it in, and as names of settings."""
-    found = difference(text, text, prompt_id=text, before=text, after=(text, text))
-    return run(
-        cell(
-            reason=text,
-            sameness=sameness(found, garbage=text),
-            problems=[text],
-            informing=[text],
-            failures=[failure(kind=text, message=text, log_tail=text)],
-        ),
-        title=text,
-        finished=False,
-        partial=text,
-        skipped={text: text},
-        notes=[text],
-        arms=[
-            arm(
-                environment={"vllm": text, "variables": {text: text}},
-                resolved={text: text},
-                speculative_config={text: [text]},
-            )
-        ],
-    )
-
-
 HOSTILE_PAGES: dict[str, Callable[[], str]] = {
-    "scripts in model output": lambda: html(model_output("\n".join([*SCRIPTS, *HOSTILE]))),
+    "scripts in model output": lambda: html(hostile_run("\n".join([*SCRIPTS, *HOSTILE]))),
     "scripts in every text": lambda: html(spoilt(full(), "".join(SCRIPTS)), spoilt(header(), SCRIPTS[0])),
     "control characters": lambda: html(spoilt(full(), CONTROL)),
     "right to left": lambda: html(spoilt(full(), RTL)),
-    "100,000 characters": lambda: html(model_output(LONG)),
+    "100,000 characters": lambda: html(hostile_run(LONG)),
 }
 
 

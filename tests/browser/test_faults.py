@@ -15,6 +15,7 @@ from tests.browser.conftest import Open
 from tests.browser.looking import DESK_PX, PAPER_PX, PHONE_PX, SHRINK, Opened
 from tests.browser.runs import page_of, without_policy
 
+SMALL = "one request"
 RAN = "a script of the page ran: window.__x is set"
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 
@@ -29,18 +30,18 @@ def soon(page: Opened, caught: str) -> list[str]:
     return found
 
 
-def planted(what: str, *, before: str = "</main>", name: str = "full") -> str:
+def planted(what: str, *, before: str = "</main>", name: str = SMALL) -> str:
     """A page with `what` in it, before the only `before`."""
     text = page_of(name)
     assert text.count(before) == 1
     return text.replace(before, what + before)
 
 
-def styled(rules: str) -> str:
-    return planted(rules, before="</style>")
+def styled(rules: str, name: str = SMALL) -> str:
+    return planted(rules, before="</style>", name=name)
 
 
-def changed(old: str, new: str, name: str = "full") -> str:
+def changed(old: str, new: str, name: str = SMALL) -> str:
     text = page_of(name)
     assert old in text
     return text.replace(old, new, 1)
@@ -108,7 +109,7 @@ def test_an_image_within_the_page_is_no_request(look: Open) -> None:
     ],
 )
 def test_a_missing_section_is_seen(look: Open, old: str, new: str, caught: str) -> None:
-    page = look(changed(old, new))
+    page = look(changed(old, new, "full"))
     found = looking.sections(page, {"cells", "outputs", "stages"})
     assert any(line.startswith(caught) for line in found), found
 
@@ -220,7 +221,8 @@ def test_a_page_that_is_not_for_everybody_is_seen(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_faint_labels_of_figures_are_seen(look: Open, scheme: Any) -> None:
     page = look(
-        styled("svg text { fill: #8a8a8a !important; opacity: 1 } body { background: #999 !important }"), scheme=scheme
+        styled("svg text { fill: #8a8a8a !important; opacity: 1 } body { background: #999 !important }", "full"),
+        scheme=scheme,
     )
     assert any(line.startswith("contrast 1.") for line in looking.faint_labels(page))
 

@@ -17,11 +17,11 @@ from tests.browser.runs import (
     SECTIONS,
     full,
     html,
-    model_output,
     page_of,
     spoilt,
     without_policy,
 )
+from tests.reporting import hostile_run
 
 SAMPLE = Path(__file__).resolve().parents[2] / "reports" / "sample" / "index.html"
 """A real run's page, once there is one."""
@@ -181,7 +181,7 @@ def test_texts_of_others_are_within_the_rules_of_axe(look: Open) -> None:
 
 def test_a_long_text_is_cut(look: Open) -> None:
     """100,000 characters do not push the rest of the page out of reach."""
-    harmless = html(model_output("harmless"))
+    harmless = html(hostile_run("harmless"))
     heights = [
         look(text).run("document.body.scrollHeight") for text in (harmless, HOSTILE_PAGES["100,000 characters"]())
     ]

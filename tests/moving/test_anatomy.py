@@ -15,8 +15,8 @@ import pytest
 from draftproof.anatomy import LEARNED, lookup_rule
 from draftproof.catalog import Catalog
 from draftproof.records import RunFolder
-from draftproof.report import write_report
 from draftproof.report.anatomy import TITLE, tables
+from draftproof.report.written import write_report
 from draftproof.results import analyse
 from tests.reporting import arm, page
 from tests.toy import Bench, ToyEngine, rows

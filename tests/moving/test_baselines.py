@@ -21,7 +21,7 @@ from draftproof.results import analyse
 from draftproof.snapshot import Series, Snapshot, take
 from tests.moving.running import invoke, outcomes_of, replay_options, run_main, run_suites
 from tests.snapshots import make_run, make_snapshot
-from tests.toy import GATE_STUDY, STOLEN_S, WAITED_S, Bench, ToyEngine, Where, write_catalog
+from tests.toy import STOLEN_S, WAITED_S, Bench, ToyEngine, Where, write_gate_catalog
 
 CELL, PLAIN = "toy-perfect-short-b5", "toy-no_sd-short-b5"
 SPEEDS = {"perfect": 1.5}
@@ -32,9 +32,7 @@ Run = Callable[..., Bench]
 @pytest.fixture(scope="session")
 def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toys, with a study that is long enough."""
-    folder = write_catalog(tmp_path_factory.mktemp("catalog"))
-    (folder / "studies" / "toy.toml").write_text(GATE_STUDY, encoding="utf-8")
-    return folder
+    return write_gate_catalog(tmp_path_factory.mktemp("catalog"))
 
 
 @pytest.fixture(scope="session")

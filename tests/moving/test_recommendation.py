@@ -12,7 +12,7 @@ import pytest
 from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import ratio_of_totals
 from draftproof.recommendation import recommend
-from draftproof.report import write_report
+from draftproof.report.written import write_report
 from draftproof.results import analyse
 from draftproof.spec import Cell
 from tests.moving.running import invoke

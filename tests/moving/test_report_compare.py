@@ -16,10 +16,10 @@ import pytest
 from draftproof import baselines
 from draftproof.catalog import Catalog, load_catalog
 from draftproof.comparison import compare
-from draftproof.report import Summary
+from draftproof.report.written import Summary
 from draftproof.snapshot import Snapshot
 from tests.moving.running import invoke, outcomes_of, replay_options, run_main, run_suites
-from tests.toy import GATE_STUDY, Bench, ToyEngine, write_catalog
+from tests.toy import Bench, ToyEngine, write_gate_catalog
 
 CELL = "toy-perfect-short-b5"
 REGRESSION = "tests_perf/test_regression.py"
@@ -28,9 +28,7 @@ REGRESSION = "tests_perf/test_regression.py"
 @pytest.fixture(scope="session")
 def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toys, with a study that is long enough."""
-    folder = write_catalog(tmp_path_factory.mktemp("catalog"))
-    (folder / "studies" / "toy.toml").write_text(GATE_STUDY, encoding="utf-8")
-    return folder
+    return write_gate_catalog(tmp_path_factory.mktemp("catalog"))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def parameters_of(model: Any) -> dict[int, int]:
 
 def resident_bytes(status: str = "/proc/self/status") -> int | None:
     """The resident set of this process; None where the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError), open(status, encoding="utf-8") as lines:  # noqa: PTH123
+    with contextlib.suppress(OSError, ValueError), open(status, encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("VmRSS:"):
                 words = line.split()

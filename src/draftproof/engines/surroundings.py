@@ -94,17 +94,18 @@ def is_setting(name: str, value: str) -> bool:
 
 
 def cpu_model() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> list[str]:
     """The kernel's words for what the CPU can do; [] where it does not tell."""
+    return cpuinfo("flags", "Features").split()
+
+
+def cpuinfo(*names: str) -> str:
+    """What the kernel says of the first processor under one of these names; empty where it does not."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
-            if line.lower().startswith(("flags", "features")):
-                return line.split(":", 1)[1].split()
-    return []
+            if line.startswith(names):
+                return line.split(":", 1)[1].strip()
+    return ""

@@ -8,9 +8,10 @@ import msgspec
 from markupsafe import Markup
 
 from draftproof.analysis.anatomy import Anatomy, Box
-from draftproof.analysis.stats import Ratio, Share
+from draftproof.analysis.stats import Ratio
 from draftproof.report import anatomyfigures, heatmaps, overlapfigures, view
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.words import interval_text
 from draftproof.results import CellResult, RunResults
 
 TITLE = "Where drafts are accepted and rejected"
@@ -55,18 +56,14 @@ def cells(results: RunResults) -> Iterator[tuple[list[str], CellResult, Anatomy]
             yield row.name, row.cell, known[key]
 
 
-def named(results: RunResults) -> dict[tuple[str, str], CellResult]:
-    return {(cell.cell.id, cell.build): cell for cell in results.cells}
-
-
 def request_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
     body = [
         [
             *name,
             str(found.prompts),
-            ratio_text(found.acceptance_length),
+            interval_text(found.acceptance_length),
             box_text(found.acceptance_length_box),
-            ratio_text(found.tokens_per_step),
+            interval_text(found.tokens_per_step),
             box_text(found.tokens_per_step_box),
         ]
         for name, found in shown
@@ -88,7 +85,7 @@ def draft_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
     body = []
     for name, found in shown:
         for what, shares in (("survival", [*found.survival]), ("conditional", found.conditional)):
-            texts = [share_text(share) for share in shares]
+            texts = [interval_text(share) for share in shares]
             body.append([*name, what, *texts, *["-"] * (places - len(texts))])
     return Table(
         name="by-place",
@@ -107,7 +104,7 @@ def output_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         for group in found.lengths:
             length = f"{group.least_tokens}"
             length += f" to {group.most_tokens}" if group.most_tokens > group.least_tokens else ""
-            figures = [ratio_text(ratio) for ratio in group.deciles]
+            figures = [interval_text(ratio) for ratio in group.deciles]
             body.append([*name, length, str(group.requests), str(found.unplaced), *figures])
     return Table(
         name="by-position",
@@ -127,7 +124,7 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         body.append(
             [
                 *name,
-                share_text(found.rejected),
+                interval_text(found.rejected),
                 percent(found.rejected_rows),
                 f"{1e3 * cost.s_per_row:.3f}" if cost else "-",
                 percent(cost.mean_share if cost else None),
@@ -159,7 +156,7 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
 
 
 def difference_table(results: RunResults) -> Table:
-    known = named(results)
+    known = results.cells_by_id
     body = []
     for pair in results.anatomies.differences:
         first, second = known[pair.first, pair.build], known[pair.second, pair.build]
@@ -187,7 +184,7 @@ def difference_table(results: RunResults) -> Table:
 
 
 def overlap_table(results: RunResults) -> Table:
-    known = named(results)
+    known = results.cells_by_id
     body = []
     for pair in results.anatomies.overlaps:
         first, second = known[pair.first, pair.build], known[pair.second, pair.build]
@@ -214,14 +211,6 @@ def advantage_text(ratio: Ratio | None) -> str:
         return "-"
     value, low, high = (f"{100 * (end - 1):+.0f}" for end in (ratio.value, ratio.low, ratio.high))
     return f"{value} % [{low}, {high}]"
-
-
-def ratio_text(ratio: Ratio | None) -> str:
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "-"
-
-
-def share_text(share: Share | None) -> str:
-    return f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]" if share else "-"
 
 
 def percent(share: float | None) -> str:

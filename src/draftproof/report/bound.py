@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from draftproof.analysis.gainshare import GainShare
 from draftproof.analysis.stats import Ratio
 from draftproof.bounds import SIMULATED, Reached, Simulated
 from draftproof.metrics import ratio_text
@@ -12,6 +11,7 @@ from draftproof.report import endtoend, panels, policies
 from draftproof.report.drawing import Look, look
 from draftproof.report.panels import Axis, Line, Mark, Row
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.words import interval_text
 from draftproof.results import CellResult, RunResults
 from draftproof.simulator.output import label
 from draftproof.simulator.simulate import Cell
@@ -62,10 +62,6 @@ def predicted_table(results: RunResults) -> Table | None:
 # -- the measured oracle -----------------------------------------------------------------------------------------------
 
 
-def share_text(share: GainShare | None) -> str:
-    return "-" if share is None else f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"
-
-
 def reached_table(results: RunResults) -> Table | None:
     """A row for each variant beside each oracle; None without an oracle."""
     rows = results.bounds.reached
@@ -88,7 +84,7 @@ def reached_table(results: RunResults) -> Table | None:
             ratio_text(row.speedup),
             f"{row.oracle} (k = {row.oracle_k})",
             ratio_text(row.oracle_speedup),
-            share_text(row.share),
+            interval_text(row.share),
         ]
         for row in rows
     ]
@@ -169,7 +165,7 @@ def reached_figure(name: str, title: str, rows: list[Reached]) -> Figure:
 
 
 def at_size(row: Reached) -> str:
-    return f"{share_text(row.share)} at {row.batch_size}"
+    return f"{interval_text(row.share)} at {row.batch_size}"
 
 
 def mark_of(row: Reached) -> Mark:

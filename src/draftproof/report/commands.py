@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from draftproof.errors import scrub
-from draftproof.report.untrusted import HOME
+from draftproof.report.untrusted import without_homes
 from draftproof.results import CellResult, RunResults
 
 GIVEN = ("--sd-catalog", "--sd-prompts", "--sd-python", "--sd-base-python", "--sd-engine", "--sd-replay")
@@ -18,7 +18,7 @@ RECORDS_TEST = "tests_perf/test_throughput.py::test_records_are_sound"
 
 def homeless(text: str) -> str:
     """Without tokens and home folders, whoever's they are."""
-    return HOME.sub("~", scrub(text))
+    return without_homes(scrub(text))
 
 
 def shell_line(words: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def figures_of(results: RunResults, shown: Sequence[tuple[CellResult, Anatomy]])
 
 
 def difference_figures(results: RunResults, pairs: Sequence[PairDifference]) -> tuple[list[Figure], Markup]:
-    cells = {(cell.cell.id, cell.build): cell for cell in results.cells}
+    cells = results.cells_by_id
     ranked = sorted(pairs, key=lambda pair: -len(pair.map.prompts))  # most prompts first; else in the table's order
     some, left_out = drawn(ranked, "maps")
     top = max((abs(value) for pair in some for row in pair.map.values for value in row), default=1.0) or 1.0

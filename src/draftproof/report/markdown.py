@@ -11,13 +11,13 @@ from draftproof.report.determinism import Earliest
 from draftproof.report.parts import Page, Section, Table
 from draftproof.report.sections import sections
 from draftproof.report.templates import ROWS_MOST, cut_note
-from draftproof.report.untrusted import HOME
+from draftproof.report.untrusted import without_homes
 from draftproof.results import RunResults
 
 
 def printable(text: str) -> str:
     """Without what cannot be seen, and without anybody's home folder."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in HOME.sub("~", text))
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in without_homes(text))
 
 
 def cell_text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
@@ -12,6 +12,7 @@ from matplotlib.transforms import Bbox, BboxTransformTo
 
 from draftproof.report import determinism
 from draftproof.report.drawing import INK, Look, look
+from draftproof.report.words import Interval
 from draftproof.results import CellResult, RunResults
 
 MOST_PANELS = 8
@@ -57,19 +58,6 @@ def drawn(things: Sequence[Thing], what: str = "panels", most: int = MOST_PANELS
 def note(*sentences: str) -> str:
     """What the marks of a table's figures mean, and what is not drawn."""
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-class Interval(Protocol):
-    """A figure between its ends."""
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
 
 
 def intervals(

@@ -44,7 +44,7 @@ Pairs = list[tuple[CellResult, list[OverlapBin]]]
 
 def overlap_figures(results: RunResults, pairs: Sequence[PairOverlap]) -> tuple[list[Figure], Markup]:
     """A panel for each n-gram cell, a line of points for each learned drafter beside it."""
-    cells = {(cell.cell.id, cell.build): cell for cell in results.cells}
+    cells = results.cells_by_id
     panels: dict[tuple[Unit, str], Pairs] = {}
     for pair in pairs:
         first, second = cells[pair.first, pair.build], cells[pair.second, pair.build]

@@ -75,7 +75,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 def named(text: str, most: int = NAME_CHARS) -> str:
     """Foreign text for a drawing: one line, every character seen, cut."""
-    shown = untrusted.visible(untrusted.HOME.sub("~", text[:200]), keep="")
+    shown = untrusted.visible(untrusted.without_homes(text[:200]), keep="")
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 

@@ -87,7 +87,7 @@ def explained(results: RunResults) -> Table:
     """Expected speedups beside the measured one."""
     head = ["variant", "workload", "B", "k", "alpha", "c", "v", "tokens/decode step"]
     head += ["Eq. 1", "measured tokens and v", "whole steps", "measured speedup [95 %]"]
-    cells = {(cell.cell.id, cell.build): cell for cell in results.cells}
+    cells = results.cells_by_id
     body = []
     for one in results.stage_findings.explained:
         found = one.expected

@@ -15,6 +15,11 @@ ANY_CHARS = 8000
 HOME = re.compile(r"(?<![\w.~-])(?:/(?:home|Users)/[^/\s:'\"<>]+|/root(?=[/\s:'\"]|$))")
 
 
+def without_homes(text: str) -> str:
+    """Anybody's home folder as ``~``."""
+    return HOME.sub("~", text)
+
+
 def hidden_chars(text: str, keep: str) -> list[bool]:
     """Which characters cannot be seen, or change how others are seen: control, format (bidi), surrogate, private,
     unassigned, odd spaces and line ends; combining marks with nothing below them or piled higher than two."""
@@ -46,7 +51,7 @@ def shown(value: Any) -> Any:
     """Jinja's `finalize`: every text that the template prints comes through here, and is escaped afterwards."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return visible(HOME.sub("~", cut(value, ANY_CHARS)))
+    return visible(without_homes(cut(value, ANY_CHARS)))
 
 
 def token(text: str) -> Markup:

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Interval(Protocol):
+    """A figure between its ends."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
 
 
 def some(names: Sequence[object], limit: int) -> str:
@@ -19,3 +33,8 @@ def capital(text: str) -> str:
 def signed(value: float) -> str:
     """One decimal and the sign; what rounds to nothing is no loss."""
     return f"{round(value, 1) + 0.0:+.1f}"
+
+
+def interval_text(found: Interval | None) -> str:
+    """A figure without a unit, never without its interval."""
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else "-"
