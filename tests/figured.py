@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from draftproof.analysis.anatomy import Request, VerifyCost, anatomy_of, difference
+from draftproof.analysis.along import Along, Request
+from draftproof.analysis.anatomy import VerifyCost, anatomy_of, difference
 from draftproof.analysis.eq1 import Expected
 from draftproof.analysis.overlap import Point, overlap_bins
 from draftproof.analysis.rowsprice import Interval, RowsPrice
@@ -130,7 +131,7 @@ def full(workloads: tuple[str, ...] = ("chat",), sizes: tuple[int, ...] = (1, 4)
                 anatomies.append(CellAnatomy(cell=one.cell.id, build="new", anatomy=anatomy))
             for other in ("eagle3", "draft_model"):
                 ids = here["ngram"].cell.id, here[other].cell.id
-                less = difference(known["ngram"], known[other])
+                less = difference(Along(known["ngram"]), Along(known[other]))
                 assert less is not None
                 differences.append(PairDifference(first=ids[0], second=ids[1], build="new", map=less))
                 overlaps.append(PairOverlap(first=ids[0], second=ids[1], build="new", basis="seconds", bins=bins))

@@ -10,19 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftproof.analysis.along import MAP_BINS, Along, Request
 from draftproof.analysis.anatomy import (
-    MAP_BINS,
     MAP_REQUESTS,
     LookupRule,
-    Request,
     anatomy_of,
-    bin_width,
     conditional,
     difference,
     heat,
     length_groups,
     request_of,
-    step_shares,
     step_sizes,
     survival,
     verify_cost,
@@ -104,7 +101,7 @@ steps = st.lists(st.integers(0, 3), min_size=4, max_size=60)
 
 @given(steps)
 def test_the_parts_of_an_output_add_up_to_its_steps(accepted: list[int]) -> None:
-    shares = step_shares(made("p", accepted))
+    shares = Along([made("p", accepted)]).shares
     assert shares.sum() == pytest.approx(len(accepted))
     assert len(shares) == sum(accepted) + len(accepted)
 
@@ -126,7 +123,7 @@ def test_deciles_weighed_by_their_steps_are_the_whole(several: list[list[int]]) 
 
 def test_acceptance_that_rises_along_the_output_shows_in_the_tenths() -> None:
     rising = [made(f"p{n}", [0] * 20 + [3] * 5) for n in range(3)]
-    (group,) = length_groups(rising)
+    (group,) = length_groups(Along(rising))
     values = [ratio.value for ratio in group.deciles if ratio]
     assert values[0] == 1.0
     assert values[-1] == 4.0
@@ -135,9 +132,9 @@ def test_acceptance_that_rises_along_the_output_shows_in_the_tenths() -> None:
 
 def test_lengths_fall_into_groups_and_one_length_is_one_group() -> None:
     same = [made(f"p{n}", [1] * 10) for n in range(8)]
-    assert [group.requests for group in length_groups(same)] == [8]
+    assert [group.requests for group in length_groups(Along(same))] == [8]
     several = [made(f"p{n}", [1] * (6 + n)) for n in range(8)]
-    groups = length_groups(several)
+    groups = length_groups(Along(several))
     assert len(groups) == 4
     assert sum(group.requests for group in groups) == 8
     assert all(left.most_tokens < right.least_tokens for left, right in itertools.pairwise(groups))
@@ -145,7 +142,7 @@ def test_lengths_fall_into_groups_and_one_length_is_one_group() -> None:
 
 def test_a_map_has_at_most_64_by_64() -> None:
     requests = [made(f"p{n}", [1] * 100) for n in range(MAP_REQUESTS + 6)]
-    found = heat(requests, bin_width(requests))
+    found = heat(Along(requests))
     assert found is not None
     assert (len(found.values), found.left_out) == (MAP_REQUESTS, 6)
     assert max(map(len, found.values)) <= MAP_BINS
@@ -153,12 +150,12 @@ def test_a_map_has_at_most_64_by_64() -> None:
 
 def test_a_difference_is_of_the_same_prompts_at_the_same_places() -> None:
     first, second = [made("a", [3] * 8), made("b", [0] * 32)], [made("b", [1] * 16), made("c", [1] * 16)]
-    found = difference(first, second)
+    found = difference(Along(first), Along(second))
     assert found is not None
     assert found.prompts == ["b"]
     assert {value for row in found.values for value in row} == {-1.0}
     assert (found.longer, found.shorter) == (0.0, 1.0)
-    assert difference(first, [made("c", [1])]) is None
+    assert difference(Along(first), Along([made("c", [1])])) is None
 
 
 # --- places in the draft ----------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from draftproof.analysis.anatomy import Anatomy, Request, anatomy_of, request_of
+from draftproof.analysis.along import Request
+from draftproof.analysis.anatomy import Anatomy, anatomy_of, request_of
 from draftproof.analysis.lengths import length_rows
 from draftproof.analysis.overlap import EDGES, OverlapBin
 from draftproof.analysis.rowsprice import Interval

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from draftproof.analysis.decay import DRAWS, Decay, Point, break_even, crossing, decay_of, per_doubling
+from draftproof.analysis.decay import DRAWS, Decay, Point, break_even, crossings, decay_of, per_doubling
 from draftproof.analysis.stats import Ratio
 
 
@@ -115,7 +115,8 @@ def slow_crossing(places: list[float], values: list[float]) -> float:
 def test_the_first_fall_below_one_counts(values: list[int]) -> None:
     """However the curve goes up and down: the same as a walk along it."""
     places = [float(place) for place in range(len(values))]
-    found, walked = crossing(places, values), slow_crossing(places, [float(value) for value in values])
+    (found,) = crossings(places, np.array([values], np.float64)).tolist()
+    walked = slow_crossing(places, [float(value) for value in values])
     assert found == walked if math.isinf(walked) else found == pytest.approx(walked, abs=1e-3)
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,15 @@ def records_of(folder: RunFolder) -> bytes:
     return (folder.path / "records.jsonl").read_bytes()
 
 
-def outputs_of(folder: RunFolder) -> dict[tuple[str, str, int], list[Output]]:
+def outputs_of(folder: RunFolder) -> Mapping[tuple[str, str, int], list[Output]]:
     return tables.read_outputs(folder.path, {line.part for line in folder.read().rotations})
 
 
 def rows_of(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return list(tables.read_rows(folder.path, kind, {line.part for line in folder.read().rotations}))
+    rows: list[dict[str, Any]] = tables.read_table(
+        folder.path, kind, {line.part for line in folder.read().rotations}
+    ).to_pylist()
+    return rows
 
 
 def parts_of(folder: RunFolder) -> list[str]:

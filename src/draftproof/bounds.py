@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 
 from draftproof.analysis.gainshare import GainShare, gain_share
-from draftproof.analysis.pairs import rotation_pairs
 from draftproof.analysis.stats import PairSums, Ratio
 from draftproof.runview import Placed, View
 from draftproof.simulator.simulate import Cell
@@ -142,7 +141,7 @@ def share(view: View, ours: Placed, oracle: Placed) -> GainShare | None:
 def pairs_of(view: View, place: Placed) -> dict[int, PairSums]:
     if place.unit is None:
         return {}
-    return rotation_pairs(view.unit_blocks(place.unit), place.unit, place.key, place.base_key)
+    return view.pairs(place.unit, place.key, place.base_key)
 
 
 def read_simulated(folder: Path, targets: Sequence[str]) -> tuple[list[Simulated], list[str]]:

@@ -90,7 +90,7 @@ def compare(
 
     `noise_is_told`: False where the measured noise is so wide that no difference can be told from a tie.
     """
-    scores = Scores(view.data.scores, unit, key)
+    scores = Scores(view.scores(unit, key))
     found: list[Comparison] = []
     observations: list[Observation] = []
     pairs: list[tuple[Output, Output]] = []
@@ -174,10 +174,10 @@ def compare(
 class Scores:
     """What the two scorers found at the first differences of one arm."""
 
-    def __init__(self, lines: Iterable[ScoreLine], unit: UnitKey, key: str) -> None:
-        mine = [line for line in lines if (line.unit, line.arm) == (unit, key)]
-        self._engine = {(s.rotation, s.request): s for s in mine if s.by == "engine"}
-        self._referee = {(s.rotation, s.request): s for s in mine if s.by == "referee"}
+    def __init__(self, lines: Iterable[ScoreLine]) -> None:
+        lines = list(lines)
+        self._engine = {(s.rotation, s.request): s for s in lines if s.by == "engine"}
+        self._referee = {(s.rotation, s.request): s for s in lines if s.by == "referee"}
 
     def shown(self, line: RotationLine, index: int) -> ScoreLine | None:
         """Either one: both have the same texts."""
@@ -237,7 +237,7 @@ def ends_early(position: int | None, left: Output, right: Output) -> bool:
 
 def garbage_of(view: View, unit: UnitKey, base_key: str) -> str:
     """Why a unit's reference says nothing: its text is one token over and over, or its scores are no numbers."""
-    broken = sum(line.not_finite for line in view.data.noise if line.target == unit.target)
+    broken = sum(line.not_finite for line in view.noise(unit.target))
     if broken:
         return f"the target's log-probabilities are not finite at {broken} positions: check its weights and dtype"
     return garbage([(prompt_id, output.token_ids) for prompt_id, output in view.answers(unit, base_key)])

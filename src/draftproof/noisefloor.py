@@ -49,10 +49,13 @@ def unit_floors(view: View) -> list[UnitFloor]:
     for line in view.data.rotations:
         if line.purpose == "speed":
             firsts.setdefault((line.target, line.workload, line.batch_size), line.unit)
+    smallest: dict[tuple[str, str], int] = {}
+    for target, workload, size in firsts:
+        smallest[target, workload] = min(size, smallest.get((target, workload), size))
     floors = []
     for (target, workload, size), unit in firsts.items():
-        smallest = firsts[target, workload, min(s for t, w, s in firsts if (t, w) == (target, workload))]
-        axes = [axis_of(name, batches) for name, batches in floor_batches(view, unit, smallest).items()]
+        least = firsts[target, workload, smallest[target, workload]]
+        axes = [axis_of(name, batches) for name, batches in floor_batches(view, unit, least).items()]
         found = [axis for axis in axes if axis is not None]
         if found:
             floors.append(UnitFloor(target=target, workload=workload, batch_size=size, axes=found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from draftproof import tables
@@ -128,7 +128,7 @@ class Referee:
         self,
         unit: Unit,
         line: RotationLine,
-        outputs: dict[tuple[str, str, int], list[Output]],
+        outputs: Mapping[tuple[str, str, int], list[Output]],
         base: str,
         key: str,
     ) -> Iterator[ScoreRequest]:

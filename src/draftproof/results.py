@@ -13,7 +13,7 @@ from draftproof.analysis.decay import Decay, Point, decay_of
 from draftproof.analysis.health import DraftHealth, draft_invariants, one_token_alarms, step_invariants, tally_gap
 from draftproof.analysis.held import unlike
 from draftproof.analysis.latency import Latency, latency_of
-from draftproof.analysis.pairs import speed_pairs, waiting_share
+from draftproof.analysis.pairs import waiting_share
 from draftproof.analysis.paperratio import PaperBlock, paper_ratio
 from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import StageSums, stage_shares, sum_stages
@@ -300,16 +300,9 @@ def cell_result(
     view: View, place: Placed, sameness: Sameness | None, excess: Excess | None, limits: list[Threshold]
 ) -> CellResult:
     cell, key, base_key, unit = place.cell, place.key, place.base_key, place.unit
-    failures = [
-        f
-        for f in view.data.failures
-        if f.target == cell.target
-        and f.arm in (key, base_key)
-        and f.workload in (None, cell.workload)
-        and f.batch_size in (None, cell.batch_size)
-    ]
+    failures = view.failures(place)
     problems: list[str] = []
-    pairs = speed_pairs(view.unit_blocks(unit), unit, key, base_key) if unit and place.speculative else []
+    pairs = [*view.pairs(unit, key, base_key).values()] if unit and place.speculative else []
     study = view.data.header.study
     ours = arm_blocks(view, unit, key) if unit else []
     theirs = arm_blocks(view, unit, base_key) if unit and place.speculative else []
@@ -319,7 +312,7 @@ def cell_result(
         speedup = paired_ratio(pairs)
         by_paper = paper_ratio(paper_blocks(ours), paper_blocks(theirs), ignore_eos=study.ignore_eos)
         if unit and len(view.data.header.builds) > 1 and place.build == "new":
-            build_ratio = paired_ratio(speed_pairs(view.unit_blocks(unit), unit, key, f"base:{key}"))
+            build_ratio = paired_ratio([*view.pairs(unit, key, f"base:{key}").values()])
     except ValueError as error:
         problems.append(str(error))
     for block, outputs in ours:
@@ -448,7 +441,7 @@ def aa_results(view: View) -> list[AaResult]:
     results = []
     for line in {(r.unit): r for r in view.data.rotations if r.purpose == "speed"}.values():
         for twin in [key for key in line.arms if key.endswith(AA)]:
-            pairs = speed_pairs(view.unit_blocks(line.unit), line.unit, twin, twin.removesuffix(AA))
+            pairs = [*view.pairs(line.unit, twin, twin.removesuffix(AA)).values()]
             results.append(
                 AaResult(
                     target=line.target,

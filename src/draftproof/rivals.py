@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import PairSums, Ratio, jackknife
 from draftproof.records import UnitKey
 from draftproof.runview import Placed, View
@@ -40,10 +39,9 @@ def rivals(view: View, cells: Iterable[tuple[Placed, Ratio]]) -> list[Rival]:
             places.setdefault((place.unit, place.build), []).append((place, speedup))
     found = []
     for (unit, build), members in places.items():
-        blocks = view.unit_blocks(unit)
         ordered = [place for place, _ in sorted(members, key=lambda member: -member[1].value)[:FASTEST]]
         for first, second in itertools.combinations(ordered, 2):
-            ratio = paired(speed_pairs(blocks, unit, first.key, second.key))
+            ratio = paired([*view.pairs(unit, first.key, second.key).values()])
             if ratio is not None:
                 found.append(Rival(first=first.cell.id, second=second.cell.id, build=build, ratio=ratio))
     return found

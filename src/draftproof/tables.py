@@ -7,13 +7,15 @@ the earlier request, how many leading tokens they share, and the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from draftproof.columns import Blocks, Column, ListColumn, places
 from draftproof.records import BlockLine, Output, RotationLine
 
 KEY = [("part", pa.string()), ("arm", pa.string()), ("pass_index", pa.int8())]
@@ -73,6 +75,8 @@ STEPS = pa.schema(
     ]
 )
 
+SCHEMAS = {"tokens": OUTPUTS, "steps": STEPS}
+
 
 def write_outputs(path: Path, closing: RotationLine, blocks: list[BlockLine], outputs: list[list[Output]]) -> None:
     rows = []
@@ -130,54 +134,68 @@ def write_table(path: Path, table: pa.Table) -> None:
         raise
 
 
-def read_rows(folder: Path, kind: str, parts: set[str]) -> Iterator[dict[str, Any]]:
-    """Rows of the given parts, compacted or not yet; ``kind``: tokens or steps."""
+def read_file(path: Path) -> pa.Table:
+    """All of one file; `pyarrow.parquet.read_table` takes three times as long for the many row groups of a run."""
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def read_table(folder: Path, kind: str, parts: set[str]) -> pa.Table:
+    """Rows of the given parts, compacted or not yet; ``kind``: tokens or steps. Older files may lack columns."""
     compacted = folder / f"{kind}.parquet"
+    tables: list[pa.Table] = []
     seen: set[str] = set()
     if compacted.exists():
-        table = pq.read_table(compacted)
+        table = read_file(compacted)
         seen = set(table.column("part").unique().to_pylist())
-        for row in table.to_pylist():
-            if row["part"] in parts:
-                yield row
-    for part in sorted(parts - seen):
-        path = folder / "parts" / f"{kind}-{part}.parquet"
-        if path.exists():
-            yield from pq.read_table(path).to_pylist()
+        wanted = pa.array(sorted(parts), pa.string())
+        tables.append(table if seen <= parts else table.filter(pc.is_in(table.column("part"), wanted)))
+    paths = [folder / "parts" / f"{kind}-{part}.parquet" for part in sorted(parts - seen)]
+    tables += [read_file(path) for path in paths if path.exists()]
+    return pa.concat_tables(tables, promote_options="default") if tables else SCHEMAS[kind].empty_table()
 
 
-def read_outputs(folder: Path, parts: set[str]) -> dict[tuple[str, str, int], list[Output]]:
+def read_outputs(folder: Path, parts: set[str]) -> Blocks[tuple[str, str, int], Output]:
     """(part, arm, pass) -> outputs in request order, differences undone."""
-    result: dict[tuple[str, str, int], list[Output]] = {}
-    for row in read_rows(folder, "tokens", parts):
-        block = result.setdefault((row["part"], row["arm"], row["pass_index"]), [])
-        token_ids = row["token_ids"]
-        if row["same_as"] is not None:
-            token_ids = block[row["same_as"]].token_ids[: row["shared_tokens"]] + token_ids
-        block.append(
-            Output(
-                token_ids=token_ids,
-                finish_reason=row["finish_reason"],
-                accepted=row["accepted"],
-                drafted=row["drafted"],
-                ttft_s=row.get("ttft_s"),
-                decode_s=row.get("decode_s"),
-            )
-        )
-    return result
+    table = read_table(folder, "tokens", parts)
+    absent = pa.nulls(table.num_rows, pa.float64())
+
+    def timed(name: str) -> Column:
+        return Column(table.column(name) if name in table.column_names else pa.chunked_array([absent]))
+
+    ids, accepted, drafted = (ListColumn(table.column(name)) for name in ("token_ids", "accepted", "drafted"))
+    firsts, shared, reasons = (Column(table.column(name)) for name in ("same_as", "shared_tokens", "finish_reason"))
+    ttft, decode = timed("ttft_s"), timed("decode_s")
+
+    def make(start: int, stop: int) -> list[Output]:
+        columns = [column.values(start, stop) for column in (ids, reasons, accepted, drafted, ttft, decode)]
+        block = list(map(Output, *columns))
+        for index, first in enumerate(firsts.values(start, stop)):
+            if first is not None:
+                whole = block[first].token_ids[: shared.values(start, stop)[index]] + block[index].token_ids
+                block[index] = msgspec.structs.replace(block[index], token_ids=whole)
+        return block
+
+    values = sum(len(column.numbers) for column in (ids, accepted, drafted))
+    return Blocks(places(table, [name for name, _ in KEY]), make, 1 + values // max(table.num_rows, 1))
 
 
-def read_steps(folder: Path, parts: set[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def read_steps(folder: Path, parts: set[str]) -> Blocks[tuple[str, str], dict[str, Any]]:
     """(part, arm) -> step samples in order; a stage block has one pass."""
-    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in read_rows(folder, "steps", parts):
-        result.setdefault((row["part"], row["arm"]), []).append(row)
-    return result
+    table = read_table(folder, "steps", parts)
+    names = table.column_names
+    columns = [Column(table.column(name)) for name in names]
+
+    def make(start: int, stop: int) -> list[dict[str, Any]]:
+        rows = zip(*[column.values(start, stop) for column in columns], strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    return Blocks(places(table, ["part", "arm"]), make, len(names))
 
 
 def compact(folder: Path, parts: set[str]) -> None:
     """Join the parts of finished rotations into one file a kind, then remove them. Safe to be killed at any point."""
-    for kind, schema in (("tokens", OUTPUTS), ("steps", STEPS)):
+    for kind, schema in SCHEMAS.items():
         whole = folder / f"{kind}.parquet"
         seen = set(pq.read_table(whole, columns=["part"]).column("part").to_pylist()) if whole.exists() else set()
         paths = [folder / "parts" / f"{kind}-{part}.parquet" for part in sorted(parts - seen)]

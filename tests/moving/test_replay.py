@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def told(cell: CellResult) -> dict[str, Any]:
     return {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "failures"}
 
 
-def outputs_of(folder: RunFolder) -> dict[tuple[str, str, int], list[Output]]:
+def outputs_of(folder: RunFolder) -> Mapping[tuple[str, str, int], list[Output]]:
     return tables.read_outputs(folder.path, {line.part for line in folder.read().rotations})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
+from draftproof.analysis.stats import quantiles
 from draftproof.records import BlockLine, Output
 
 
@@ -74,11 +74,11 @@ def per_request(outputs: Iterable[Output]) -> PerRequest | None:
     lengths = [1 + sum(output.accepted) / len(output.accepted) for output in outputs if output.accepted]
     if not lengths:
         return None
-    first, median, third = np.quantile(lengths, (0.25, 0.5, 0.75))
+    first, median, third = quantiles(lengths, (0.25, 0.5, 0.75))
     return PerRequest(
         requests=len(lengths),
         mean=sum(lengths) / len(lengths),
-        quartiles=(float(first), float(median), float(third)),
+        quartiles=(first, median, third),
     )
 
 

@@ -10,6 +10,9 @@ prefill and is left out.
 
 from __future__ import annotations
 
+import bisect
+import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,15 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftproof.analysis.acceptance import engine_steps
+from draftproof.analysis.along import Along, Request
 from draftproof.analysis.lookup import lookup_trace
-from draftproof.analysis.stats import Ratio, Share, clustered_share, jackknife
+from draftproof.analysis.stats import Ratio, Share, clustered_share, jackknife, quantiles
 from draftproof.records import Output
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 DECILES = 10
 GROUPS = 4
 """At most so many groups of output lengths, of about equal numbers of requests."""
-MAP_REQUESTS = MAP_BINS = 64
+MAP_REQUESTS = 64
 METHOD = "delete-one jackknife over prompts, t quantile"
 
 
@@ -36,20 +40,6 @@ class LookupRule(msgspec.Struct, frozen=True):
     min_n: int
     max_n: int
     k: int
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of one block."""
-
-    prompt_id: str
-    emitted: int
-    accepted: list[int]
-    """Of each drafted step."""
-    drafted: list[int]
-    steps: int
-    """The prefill included."""
-    sizes: list[int] | None
-    """Tokens that each step emitted, the prefill first; None: it is not known where the steps without a draft were."""
 
 
 def request_of(prompt_id: str, prompt: Sequence[int], output: Output, rule: LookupRule | None) -> Request:
@@ -81,17 +71,28 @@ def step_sizes(prompt: Sequence[int], output: Output, rule: LookupRule | None) -
         return fitted([1, *[count + 1 for count in accepted]], emitted) if all_drafted else None
     if not prompt:
         return None
-    trace = lookup_trace(prompt, output.token_ids, min_n=rule.min_n, max_n=rule.max_n, limit=rule.k)
-    sizes, steps, done = [1], [], 1
-    while done < emitted:
-        if trace.drafted[done]:
-            steps.append((int(trace.lengths[done]) - 1, int(trace.drafted[done])))
-        sizes.append(int(trace.lengths[done]))
-        done += sizes[-1]
+    walked = looked_up(tuple(prompt), tuple(output.token_ids), rule)
+    sizes = [1, *[length for length, _ in walked]]
+    steps = [(length - 1, tried) for length, tried in walked if tried]
     recorded = list(zip(accepted, output.drafted, strict=True))
     # What the length limit cut off the last accepted run was counted, but is not in the ids.
     same = len(steps) == len(recorded) and steps[:-1] == recorded[:-1] and steps[-1][1] == recorded[-1][1]
     return fitted(sizes, emitted) if same and steps[-1][0] <= recorded[-1][0] else None
+
+
+@functools.lru_cache(maxsize=1024)
+def looked_up(prompt: tuple[int, ...], output: tuple[int, ...], rule: LookupRule) -> list[tuple[int, int]]:
+    """(Tokens that it would emit, tokens that it would draft) of each step after the prefill.
+
+    Both passes and all batch sizes mostly write the same text.
+    """
+    trace = lookup_trace(prompt, output, min_n=rule.min_n, max_n=rule.max_n, limit=rule.k)
+    lengths, drafted = trace.lengths.tolist(), trace.drafted.tolist()
+    steps, done = [], 1
+    while done < len(output):
+        steps.append((lengths[done], drafted[done]))
+        done += lengths[done]
+    return steps
 
 
 def fitted(sizes: list[int], emitted: int) -> list[int] | None:
@@ -198,11 +199,14 @@ def by_prompt(requests: Iterable[Request]) -> dict[str, list[Request]]:
     return found
 
 
-def anatomy_of(requests: Sequence[Request], cost: VerifyCost | None = None) -> Anatomy | None:
-    """None where nothing was drafted."""
+def anatomy_of(
+    requests: Sequence[Request], cost: VerifyCost | None = None, along: Along | None = None
+) -> Anatomy | None:
+    """None where nothing was drafted. `along`: of the same requests, where it is at hand."""
     if not any(request.drafted for request in requests):
         return None
     clusters = list(by_prompt(requests).values())
+    along = along or Along(requests)
     drafted = [(drafts_of(c), sum(len(r.accepted) for r in c)) for c in clusters]
     stepped = [(sum(r.emitted - 1 for r in c), sum(r.steps - 1 for r in c)) for c in clusters]
     tokens, steps = sum(sum(r.drafted) for r in requests), sum(r.steps - 1 for r in requests)
@@ -217,8 +221,8 @@ def anatomy_of(requests: Sequence[Request], cost: VerifyCost | None = None) -> A
         tokens_per_step_box=box(stepped),
         survival=survival(clusters),
         conditional=conditional(clusters),
-        lengths=length_groups(requests),
-        heat=heat(requests, bin_width(requests)),
+        lengths=length_groups(along),
+        heat=heat(along),
         rejected=rejected,
         rejected_rows=rejected.successes / (tokens + steps) if rejected else None,
         cost=cost,
@@ -248,125 +252,111 @@ def box(counts: Sequence[tuple[float, float]]) -> Box | None:
     values = [first / second for first, second in counts if second]
     if not values:
         return None
-    return Box(prompts=len(values), quantiles=[float(value) for value in np.quantile(values, QUANTILES)])
+    return Box(prompts=len(values), quantiles=quantiles(values, QUANTILES))
 
 
 # --- places in the draft ----------------------------------------------------------------------------------------------
+
+
+def survival(clusters: Sequence[Sequence[Request]]) -> list[Share]:
+    """A draft too short to have a token at a place counts as not accepted there."""
+    accepted = [(number, count) for number, cluster in enumerate(clusters) for r in cluster for count in r.accepted]
+    owners, counts = columns(accepted)
+    trials = counted(owners, len(clusters))
+    shares = [
+        clustered_share([*zip(counted(owners[counts >= place], len(clusters)), trials, strict=True)])
+        for place in range(1, widest(clusters) + 1)
+    ]
+    return [share for share in shares if share]
+
+
+def conditional(clusters: Sequence[Sequence[Request]]) -> list[Share | None]:
+    # Counts that disagree are an alarm of the health check, and no reason to show nothing.
+    steps = [
+        (number, *step)
+        for number, cluster in enumerate(clusters)
+        for r in cluster
+        for step in zip(r.accepted, r.drafted, strict=False)
+    ]
+    owners, accepted, drafted = columns(steps, 3)
+    found = []
+    for place in range(1, widest(clusters) + 1):
+        tried = (drafted >= place) & (accepted >= place - 1)
+        trials = counted(owners[tried], len(clusters))
+        passed = counted(owners[tried & (accepted >= place)], len(clusters))
+        found.append(clustered_share([*zip(passed, trials, strict=True)]))
+    return found
 
 
 def widest(clusters: Iterable[Sequence[Request]]) -> int:
     return max((max(request.drafted, default=0) for cluster in clusters for request in cluster), default=0)
 
 
-def survival(clusters: Sequence[Sequence[Request]]) -> list[Share]:
-    """A draft too short to have a token at a place counts as not accepted there."""
-    found = []
-    for place in range(1, widest(clusters) + 1):
-        share = clustered_share(
-            [(sum(a >= place for r in c for a in r.accepted), sum(len(r.accepted) for r in c)) for c in clusters]
-        )
-        found += [share] if share else []
-    return found
+def columns(rows: Sequence[tuple[int, ...]], count: int = 2) -> NDArray[np.int64]:
+    """Shape (count, rows)."""
+    return np.array(rows, np.int64).reshape(-1, count).T
 
 
-def conditional(clusters: Sequence[Sequence[Request]]) -> list[Share | None]:
-    found = []
-    for place in range(1, widest(clusters) + 1):
-        counts = []
-        for cluster in clusters:
-            # Counts that disagree are an alarm of the health check, and no reason to show nothing.
-            steps = [step for r in cluster for step in zip(r.accepted, r.drafted, strict=False)]
-            tried = [accepted >= place for accepted, drafted in steps if drafted >= place and accepted >= place - 1]
-            counts.append((sum(tried), len(tried)))
-        found.append(clustered_share(counts))
+def counted(owners: NDArray[np.int64], count: int) -> list[int]:
+    """How often each of the numbers below `count` occurs."""
+    found: list[int] = np.bincount(owners, minlength=count).tolist()
     return found
 
 
 # --- places in the output ---------------------------------------------------------------------------------------------
 
 
-def step_shares(request: Request) -> NDArray[np.float64]:
-    """For each token after the first, its part of a step: 1 / tokens of the step that emitted it."""
-    assert request.sizes is not None, "its steps have no known place"
-    sizes = np.array(request.sizes[1:])
-    return np.repeat(1 / sizes, sizes)
-
-
-def length_groups(requests: Sequence[Request]) -> list[LengthGroup]:
+def length_groups(along: Along) -> list[LengthGroup]:
     """By quartiles of the lengths, so that one length is one group; outputs of fewer than 11 tokens are left out."""
-    usable = [request for request in requests if request.sizes is not None and request.emitted > DECILES]
+    usable = [number for number, request in enumerate(along.requests) if request.emitted > DECILES]
     if not usable:
         return []
-    lengths = np.array([request.emitted for request in usable])
-    inner = [part / GROUPS for part in range(1, GROUPS)]
-    edges = np.unique(np.quantile(lengths, inner, method="higher"))
-    groups = np.searchsorted(edges, lengths)
+    emitted = [request.emitted for request in along.requests]
+    ordered = sorted(emitted[number] for number in usable)
+    edges = sorted({ordered[math.ceil((len(ordered) - 1) * part / GROUPS)] for part in range(1, GROUPS)})
+    groups: dict[int, list[int]] = {}
+    for number in usable:
+        groups.setdefault(bisect.bisect_left(edges, emitted[number]), []).append(number)
+    parts = along.parts(DECILES)
     found = []
-    for group in np.unique(groups):
-        members = [request for request, place in zip(usable, groups, strict=True) if place == group]
-        clusters = [np.sum([tenths(r) for r in c], axis=0) for c in by_prompt(members).values()]
+    for _, members in sorted(groups.items()):
+        tokens, steps = along.by_prompt(members, *parts)
         found.append(
             LengthGroup(
-                least_tokens=min(request.emitted for request in members),
-                most_tokens=max(request.emitted for request in members),
+                least_tokens=min(emitted[number] for number in members),
+                most_tokens=max(emitted[number] for number in members),
                 requests=len(members),
-                deciles=[ratio_over([tuple(c[part].tolist()) for c in clusters]) for part in range(DECILES)],
+                deciles=[
+                    ratio_over([*zip(above, below, strict=True)])
+                    for above, below in zip(tokens.T.tolist(), steps.T.tolist(), strict=True)
+                ],
             )
         )
     return found
 
 
-def tenths(request: Request) -> NDArray[np.float64]:
-    """(Tokens, steps) of each tenth of an output; shape (10, 2)."""
-    shares = step_shares(request)
-    parts = np.arange(len(shares)) * DECILES // len(shares)
-    return np.stack([np.bincount(parts, minlength=DECILES), np.bincount(parts, shares, DECILES)], axis=1)
-
-
-def bin_width(requests: Iterable[Request]) -> int:
-    """Tokens of a bin such that the longest output has at most 64."""
-    return max(1, -(-max((request.emitted - 1 for request in requests), default=0) // MAP_BINS))
-
-
-def along(cluster: Sequence[Request], width: int) -> NDArray[np.float64] | None:
-    """Tokens per step in each bin of a prompt's output; None where no run of it has its steps placed."""
-    placed = [step_shares(request) for request in cluster if request.sizes is not None and request.emitted > 1]
-    if not placed:
+def heat(along: Along) -> Heat | None:
+    rows = along.bins(along.width)
+    if not rows:
         return None
-    bins = -(-max(len(shares) for shares in placed) // width)
-    tokens, steps = np.zeros(bins), np.zeros(bins)
-    for shares in placed:
-        places = np.arange(len(shares)) // width
-        tokens += np.bincount(places, minlength=bins)
-        steps += np.bincount(places, shares, bins)
-    values: NDArray[np.float64] = tokens / steps
-    return values
-
-
-def heat(requests: Sequence[Request], width: int) -> Heat | None:
-    rows = {name: along(cluster, width) for name, cluster in by_prompt(requests).items()}
-    known = {name: row for name, row in rows.items() if row is not None}
-    if not known:
-        return None
-    names = list(known)[:MAP_REQUESTS]
+    names = list(rows)[:MAP_REQUESTS]
     return Heat(
-        tokens_per_bin=width,
+        tokens_per_bin=along.width,
         prompts=names,
-        left_out=len(known) - len(names),
-        values=[rounded(known[name]) for name in names],
+        left_out=len(rows) - len(names),
+        values=[rounded(rows[name]) for name in names],
     )
 
 
-def difference(first: Sequence[Request], second: Sequence[Request]) -> HeatDifference | None:
+def difference(first: Along, second: Along) -> HeatDifference | None:
     """Over the bins that both have of a prompt; None without a prompt that both have placed."""
-    width = bin_width([*first, *second])
-    left, right = by_prompt(first), by_prompt(second)
+    width = max(first.width, second.width)
+    left, right = first.bins(width), second.bins(width)
     rows: dict[str, NDArray[np.float64]] = {}
     for name in left:
-        one, other = along(left[name], width), along(right.get(name, []), width)
-        if one is not None and other is not None:
-            common = min(len(one), len(other))
-            rows[name] = one[:common] - other[:common]
+        if name in right:
+            common = min(len(left[name]), len(right[name]))
+            rows[name] = left[name][:common] - right[name][:common]
     if not rows:
         return None
     values = np.concatenate(list(rows.values()))
@@ -382,7 +372,13 @@ def difference(first: Sequence[Request], second: Sequence[Request]) -> HeatDiffe
 
 
 def rounded(values: NDArray[np.float64]) -> list[float]:
-    return [round(value, 2) for value in values.tolist()]
+    return [*map(two_digits, values.tolist())]
+
+
+@functools.lru_cache(maxsize=65536)
+def two_digits(value: float) -> float:
+    """One object for all equal values: the maps of thousands of cells hold millions."""
+    return round(value, 2)
 
 
 # --- what rejected tokens cost ----------------------------------------------------------------------------------------

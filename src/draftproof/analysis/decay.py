@@ -7,13 +7,14 @@ narrow.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from draftproof.analysis.stats import CONFIDENCE, Ratio, t_quantile
 
@@ -122,28 +123,40 @@ def per_doubling(points: Sequence[Point]) -> Ratio:
     )
 
 
-def crossing(places: Sequence[float], values: Sequence[float]) -> float:
-    """log2 of the batch size at which the log speedup first falls from 0 or more to below 0 as the batch grows.
+def crossings(places: Sequence[float], curves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log2 of the batch size at which each log speedup first falls from 0 or more to below 0 as the batch grows.
 
-    Linear between neighbours. Minus infinity where it is below 0 throughout, plus infinity where it never falls below
-    0 after having been there.
+    `places`: log2 of the batch sizes, rising; `curves`: shape (curves, places). Linear between neighbours. Minus
+    infinity where a curve is below 0 throughout, plus infinity where it never falls below 0 after having been there.
     """
-    for (left, before), (right, after) in itertools.pairwise(zip(places, values, strict=True)):
-        if before >= 0 > after:
-            return left + (right - left) * before / (before - after)
-    return -math.inf if values[-1] < 0 else math.inf
+    found = np.where(curves[:, -1] < 0, -np.inf, np.inf)
+    for right in range(len(places) - 1, 0, -1):  # from the end, so that the first fall is written last
+        before, after = curves[:, right - 1], curves[:, right]
+        falls = (before >= 0) & (after < 0)
+        left, width = places[right - 1], places[right] - places[right - 1]
+        found[falls] = left + width * before[falls] / (before[falls] - after[falls])
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def draws(freedoms: tuple[int, ...]) -> NDArray[np.float64]:
+    """Student's t with these degrees of freedom, seed fixed; shape (draws, freedoms). Curves of one study share it."""
+    rng = np.random.default_rng(SEED)
+    found = np.column_stack([rng.standard_t(freedom, DRAWS) for freedom in freedoms])
+    found.setflags(write=False)
+    return found
 
 
 def break_even(points: Sequence[Point]) -> BreakEven:
-    """Median and 95 % interval of `crossing` over 2,000 simulated curves, seed fixed.
+    """Median and 95 % interval of `crossings` over 2,000 simulated curves.
 
     Each cell's log speedup is drawn from Student's t with the cell's error and degrees of freedom: the distribution
     that its printed interval stands for (a normal one would make too little of three prompt sets).
     """
-    rng = np.random.default_rng(SEED)
     places = [math.log2(point.batch_size) for point in points]
-    columns = [point.log_speedup + point.log_error * rng.standard_t(point.freedom, DRAWS) for point in points]
-    found = np.array([crossing(places, curve) for curve in np.column_stack(columns).tolist()])
+    values = np.array([point.log_speedup for point in points])
+    errors = np.array([point.log_error for point in points])
+    found = crossings(places, values + errors * draws(tuple(point.freedom for point in points)))
     tail = (1 - CONFIDENCE) / 2
     # A draw each, not interpolated: there is nothing between infinity and a number.
     low, median, high = np.quantile(found, (tail, 0.5, 1 - tail), method="inverted_cdf")

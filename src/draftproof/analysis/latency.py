@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
+from draftproof.analysis.stats import quantiles
 from draftproof.records import Output
 
 
@@ -47,5 +47,5 @@ def spread(seconds: Sequence[float]) -> Spread | None:
     """None without requests."""
     if not seconds:
         return None
-    median, p95 = np.quantile(seconds, (0.5, 0.95))
-    return Spread(requests=len(seconds), median_s=float(median), p95_s=float(p95))
+    median_s, p95_s = quantiles(seconds, (0.5, 0.95))
+    return Spread(requests=len(seconds), median_s=median_s, p95_s=p95_s)

@@ -130,12 +130,29 @@ def bca(pairs: Sequence[PairSums], value: float, confidence: float) -> Ratio | N
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def wilson(successes: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson score interval of a share (Wilson, JASA 22, 1927), through scipy."""
     from scipy import stats
 
     interval = stats.binomtest(successes, total).proportion_ci(confidence_level=confidence, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def quantiles(values: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Interpolated linearly, bit by bit those of `numpy.quantile`, which takes ten times as long for a few values."""
+    ordered = sorted(values)
+    if any(map(math.isnan, ordered)):
+        return [math.nan] * len(shares)
+    last = len(ordered) - 1
+    found = []
+    for share in shares:
+        place = last * share
+        index = min(int(place), last)
+        below, above, part = ordered[index], ordered[min(index + 1, last)], place - index
+        step = above - below
+        found.append(float(above - step * (1 - part) if part >= 0.5 else below + step * part))
+    return found
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

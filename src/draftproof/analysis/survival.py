@@ -6,9 +6,10 @@ An output that ends without a difference is censored there: what it would have d
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -90,15 +91,21 @@ def rate(observations: Sequence[Observation], confidence: float = CONFIDENCE) ->
     """
     if not observations:
         return None
-    from scipy import stats
-
     events = sum(one.differs for one in observations)
     tokens = sum(one.tokens_at_risk for one in observations)
-    tail = (1 - confidence) / 2
-    low = float(stats.chi2.ppf(tail, 2 * events)) / 2 if events else 0.0
-    high = float(stats.chi2.isf(tail, 2 * events + 2)) / 2
+    low, high = poisson_bounds(events, confidence)
     scale = 1000 / tokens
     return Rate(events=events, tokens=tokens, per_1000=events * scale, low=low * scale, high=min(high * scale, 1000.0))
+
+
+@functools.lru_cache(maxsize=4096)
+def poisson_bounds(events: int, confidence: float) -> tuple[float, float]:
+    """Of the mean of a Poisson count (Garwood, Biometrika 28, 1936)."""
+    from scipy import stats
+
+    tail = (1 - confidence) / 2
+    low = float(stats.chi2.ppf(tail, 2 * events)) / 2 if events else 0.0
+    return low, float(stats.chi2.isf(tail, 2 * events + 2)) / 2
 
 
 def survival(observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Survival | None:
@@ -110,6 +117,24 @@ def survival(observations: Sequence[Observation], confidence: float = CONFIDENCE
     """
     if not observations:
         return None
+    times = np.sort([one.tokens_at_risk for one in observations])
+    parted = {one.tokens_at_risk for one in observations if one.differs}
+    steps = [(0, 1.0, 1.0, 1.0, len(observations))]
+    for time, share, low, high in estimates(observations, confidence) if parted else [(times[-1], 1.0, 1.0, 1.0)]:
+        if time not in parted and time != times[-1]:
+            continue
+        at_risk = int(len(times) - np.searchsorted(times, time))
+        if share == 1:
+            low, high = least_share(at_risk, confidence), 1.0
+        elif share == 0:
+            low, high = 0.0, steps[-1][3]
+        steps.append((int(time), float(share), float(low), float(high), at_risk))
+    tokens, shares, lows, highs, risks = zip(*steps, strict=True)
+    return Survival(tokens=list(tokens), share=list(shares), low=list(lows), high=list(highs), at_risk=list(risks))
+
+
+def estimates(observations: Sequence[Observation], confidence: float) -> Iterator[tuple[float, float, float, float]]:
+    """(Tokens, share, its bounds) wherever an output parted or ended, by `scipy.stats.ecdf`."""
     from scipy import stats
 
     curve = stats.ecdf(
@@ -121,22 +146,9 @@ def survival(observations: Sequence[Observation], confidence: float = CONFIDENCE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # scipy tells of the bounds without a value, mended below
         bounds = curve.confidence_interval(confidence, method="log-log")
-    times = np.sort([one.tokens_at_risk for one in observations])
-    parted = {one.tokens_at_risk for one in observations if one.differs}
-    steps = [(0, 1.0, 1.0, 1.0, len(observations))]
-    for time, share, low, high in zip(
+    yield from zip(
         curve.quantiles, curve.probabilities, bounds.low.probabilities, bounds.high.probabilities, strict=True
-    ):
-        if time not in parted and time != times[-1]:
-            continue
-        at_risk = int(len(times) - np.searchsorted(times, time))
-        if share == 1:
-            low, high = least_share(at_risk, confidence), 1.0
-        elif share == 0:
-            low, high = 0.0, steps[-1][3]
-        steps.append((int(time), float(share), float(low), float(high), at_risk))
-    tokens, shares, lows, highs, risks = zip(*steps, strict=True)
-    return Survival(tokens=list(tokens), share=list(shares), low=list(lows), high=list(highs), at_risk=list(risks))
+    )
 
 
 def least_share(at_risk: int, confidence: float = CONFIDENCE) -> float:

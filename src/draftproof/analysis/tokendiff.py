@@ -53,6 +53,8 @@ def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | No
 
     A sequence that ends early differs at its end: nothing is cut to equal length.
     """
+    if reference == other:  # mostly so, and much faster than a walk
+        return None
     for index, (left, right) in enumerate(zip(reference, other, strict=False)):
         if left != right:
             return index

@@ -22,7 +22,7 @@ from draftproof.engines import (
     TraceRequest,
 )
 from draftproof.errors import EngineError
-from draftproof.records import ArmLine, BlockLine, NoiseLine, Output, RunFolder
+from draftproof.records import ArmLine, BlockLine, NoiseLine, RunFolder
 
 
 class ReplayArm:
@@ -131,7 +131,7 @@ class ReplayEngine:
         }
         self.parts = {(line.unit, line.rotation, line.purpose, line.axis): line.part for line in self.data.rotations}
         parts = set(self.parts.values())
-        self.outputs: dict[tuple[str, str, int], list[Output]] = tables.read_outputs(path, parts)
+        self.outputs = tables.read_outputs(path, parts)
         self.steps = tables.read_steps(path, parts)
 
     def recorded_failure(self, arm: str, request: BlockRequest) -> EngineError:

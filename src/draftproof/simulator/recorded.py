@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -67,7 +67,7 @@ def read_targets(folder: RunFolder, only: str | None, say: Say) -> list[Measured
     return found
 
 
-def measured(run: RunData, target: str, steps: dict[tuple[str, str], list[dict[str, Any]]]) -> Measured:
+def measured(run: RunData, target: str, steps: Mapping[tuple[str, str], list[dict[str, Any]]]) -> Measured:
     """The steps of one target on the run's own build, checked."""
     lines = {
         (arm.group, arm.arm): arm

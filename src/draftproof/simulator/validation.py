@@ -18,7 +18,6 @@ import numpy as np
 
 from draftproof import tables
 from draftproof.analysis.acceptance import engine_steps
-from draftproof.analysis.pairs import speed_pairs
 from draftproof.analysis.stats import PairSums, paired_ratio, ratio_of_totals
 from draftproof.errors import rule
 from draftproof.records import Output, RunFolder, UnitKey
@@ -142,7 +141,7 @@ def predict(folder: RunFolder, found: Measured, model: CostModel) -> tuple[list[
         if arm is None or base is None or unit is None or cell.variant not in found.arms:
             reasons.append(f"{cell.id}: needs stages records of the variant and its no-SD arm; found none")
             continue
-        pairs = speed_pairs(found.run.blocks, unit, arm.arm, base.arm)
+        pairs = [*view.pairs(unit, arm.arm, base.arm).values()]
         blocks = block_pairs(view, unit, arm.arm, base.arm, lengths) if pairs else []
         if not blocks:
             reasons.append(f"{cell.id}: needs paired speed blocks; found none")
