@@ -23,7 +23,7 @@ from draftproof.report.markdown import render_markdown
 from draftproof.report.parts import Figure, Table
 from draftproof.report.stagefigures import STAGE_LOOKS, parts_of
 from draftproof.results import RunResults
-from tests.figured import full, requests, sums
+from tests.figured import COST, full, requests, sums
 from tests.reporting import HOSTILE, arm, cell, header, page, ratio, run
 
 seconds = st.floats(0, 1e3, allow_nan=False)
@@ -406,3 +406,12 @@ def test_builds_have_panels_of_their_own() -> None:
     one, other = cell(stages=sums()), cell(build="base", arm="base:ngram", stages=sums(), speedup=ratio())
     titles = [figure.title for figure in table(run(one, other), "shares").figures]
     assert titles == ["chat (new build)", "chat (base build)"]
+
+
+@pytest.mark.parametrize(("extra_s", "says"), [(0.001, "1.0 %"), (-0.001, "nothing"), (None, "-")])
+def test_lost_time_is_never_below_nothing(extra_s: float | None, says: str) -> None:
+    found = anatomy_of(requests(0.5), msgspec.structs.replace(COST, extra_s_per_draft=extra_s))
+    assert found is not None
+    shown = run(cell(), anatomies=Anatomies(cells=[CellAnatomy(cell=cell().cell.id, build="new", anatomy=found)]))
+    rejected = table(shown, "rejected")
+    assert rejected.body[0][rejected.head.index("lost, by drafts")] == says
