@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.anatomy import anatomy_of
 from draftproof.anatomy import Anatomies, CellAnatomy
-from draftproof.report import anatomy, drawing, heatmaps, marks, panels, stages
+from draftproof.report import anatomy, drawing, heatmaps, panels, room, stages
 from draftproof.report.drawing import INK, Later
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
@@ -107,10 +107,15 @@ def test_a_name_in_a_drawing_is_one_short_line(text: str) -> None:
 
 
 def test_a_figure_of_thousands_says_what_it_leaves_out() -> None:
-    assert marks.drawn([*range(3)]) == ([0, 1, 2], "")
-    some, left_out = marks.drawn([*range(5000)])
-    assert len(some) == marks.MOST_PANELS
-    assert left_out == f"The first {marks.MOST_PANELS} of 5,000 panels are drawn, {5000 - marks.MOST_PANELS:,} are not."
+    assert room.drawn([*range(3)]) == ([0, 1, 2], "")
+    some, left_out = room.drawn([*range(5000)])
+    assert len(some) == room.PANELS
+    assert left_out == f"The first {room.PANELS} of 5,000 panels are drawn, {5000 - room.PANELS:,} are not."
+    assert [room.more(3, 3), room.more(3, 2), room.more(5, 2)] == [
+        [],
+        ["1 more is not drawn"],
+        ["3 more are not drawn"],
+    ]
 
 
 def test_three_hundred_cells_of_figures_stay_below_a_megabyte() -> None:
@@ -120,7 +125,11 @@ def test_three_hundred_cells_of_figures_stay_below_a_megabyte() -> None:
     drawings = sum(len(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert drawings < 1_000_000
     assert len(text.encode()) < 3_000_000
-    for what in ("The first 8 of 25 panels are drawn, 17 are not.", "of 75 panels are drawn", "of 75 maps are drawn"):
+    for what in (
+        f"The first {room.PANELS} of 25 panels are drawn, {25 - room.PANELS} are not.",
+        "of 75 panels are drawn",
+        "of 75 maps are drawn",
+    ):
         assert what in text
 
 
@@ -398,8 +407,9 @@ def test_many_variants_are_told_apart_or_left_out() -> None:
     results = of_variants(**{f"variant_{number}": 0.5 for number in range(20)})
     (figure,) = table(results, "by-place").figures
     left, _ = sheet_of(figure).axes
-    assert len([line for line in left.lines if line.get_marker() not in ("None", "")]) == marks.MOST_LINES
-    assert "more than 12 variants" in table(results, "by-place").legend
+    assert len([line for line in left.lines if line.get_marker() not in ("None", "")]) == room.LINES
+    for name in ("by-place", "by-position"):
+        assert room.LINES_CUT in table(results, name).legend
 
 
 def test_builds_have_panels_of_their_own() -> None:

@@ -17,9 +17,10 @@ from draftproof.analysis.memory import GIB, KIB
 from draftproof.memorycosts import MemoryCost
 from draftproof.report import untrusted
 from draftproof.report.drawing import GROUND, INK, Later, look
-from draftproof.report.marks import drawn, note, rectangles, span
+from draftproof.report.marks import note, rectangles, span
 from draftproof.report.panels import legend, named
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.room import drawn
 from draftproof.results import RunResults
 
 TITLE = "Memory"
