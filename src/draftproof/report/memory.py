@@ -23,7 +23,7 @@ from draftproof.report.parts import Figure, Page, Section, Table
 from draftproof.report.room import drawn
 from draftproof.results import RunResults
 
-TITLE = "Memory"
+ID, TITLE = "memory", "Memory"
 NO_SD = "no_sd"
 MOST_TARGETS = 4
 MOST_ARMS = 24
@@ -43,7 +43,12 @@ MEASURED: dict[str, Any] = {
 
 def section(page: Page) -> Section | None:
     table = memory_table(page.results)
-    return Section(id="memory", title=TITLE, tables=[table]) if table.body else None
+    return Section(id=ID, title=TITLE, tables=[table]) if table.body else None
+
+
+def reference(results: RunResults) -> tuple[str, str] | None:
+    """Id and title of the section; None where the page has none."""
+    return (ID, TITLE) if arms(results) else None
 
 
 def arms(results: RunResults) -> list[MemoryCost]:
