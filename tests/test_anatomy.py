@@ -266,3 +266,46 @@ def test_without_samples_there_is_no_cost() -> None:
     assert alone is not None
     assert alone.extra_s_per_draft is None
     assert alone.extra_share is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["decode", "mixed"]), st.integers(1, 8), st.integers(0, 24)), min_size=1),
+    st.data(),
+)
+def test_what_is_lost_is_a_share(found: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    """However many drafts were verified in mixed steps, and whatever no-SD's steps took."""
+    steps = [step(requests, drafts, 0.004, kind) for kind, requests, drafts in found]
+    accepted = data.draw(st.integers(0, sum(drafts for _, _, drafts in found)))
+    largest = max((requests for kind, requests, _ in found if kind == "decode"), default=1)
+    cost = verify_cost(steps, accepted, [step(largest, 0, data.draw(st.sampled_from([0.001, 0.004, 0.1])))])
+    if cost is None:
+        assert all(kind == "mixed" for kind, _, _ in found)
+        return
+    assert 0 <= cost.rejected <= sum(drafts for kind, _, drafts in found if kind == "decode") + 1e-9
+    assert 0 <= cost.mean_share <= 1
+    assert cost.extra_share is None or cost.extra_share >= 0
+
+
+def test_drafts_beside_a_prefill_are_no_decode_steps_and_take_their_accepted_tokens_along() -> None:
+    """64 requests of an oracle, taken in by and by: all 90 drafts are accepted, 60 of them in mixed steps."""
+    cost = verify_cost([step(4, 60, 0.02, "mixed"), step(8, 30, 0.01)], 90, [])
+    assert cost is not None
+    assert (cost.rejected, cost.mean_share) == (0, 0)
+
+
+def test_the_share_rejected_of_all_drafts_goes_to_the_decode_steps() -> None:
+    cost = verify_cost([step(4, 60, 0.02, "mixed"), step(8, 30, 0.01)], 60, [])
+    assert cost is not None
+    assert cost.rejected == pytest.approx(10)
+
+
+def test_counts_that_disagree_have_no_cost() -> None:
+    assert verify_cost([step(2, 6, 0.007)], 7, []) is None
+
+
+def test_drafts_that_add_nothing_lose_nothing() -> None:
+    cost = verify_cost([step(2, 6, 0.003)], 0, [step(2, 0, 0.004)])
+    assert cost is not None
+    assert cost.extra_s_per_draft is not None
+    assert cost.extra_s_per_draft < 0
+    assert cost.extra_share == 0

@@ -19,7 +19,7 @@ from draftproof.gate import Judgement, Verdict
 from draftproof.memorycosts import MemoryCost
 from draftproof.recommendation import Choice, adjusted, recommend
 from draftproof.report.markdown import render_markdown
-from draftproof.report.recommended import bytes_text, cache_text, room_text, short_memory_text, tables, weights_text
+from draftproof.report.recommended import bytes_text, cache_text, memory_text, room_text, tables, weights_text
 from draftproof.results import CellResult, RunResults
 from draftproof.rivals import Rival
 from draftproof.spec import MatrixRow, Sampling, Study
@@ -224,12 +224,9 @@ def test_without_a_pair_both_errors_count() -> None:
 
 def test_memory_in_words() -> None:
     empty = MemoryCost(target="t", variant="v", build="new")
-    assert (
-        short_memory_text(None) == short_memory_text(empty) == weights_text(empty) == cache_text(empty) == "not known"
-    )
-    assert room_text(empty) == "-"
+    assert memory_text(None) == memory_text(empty) == weights_text(empty) == cache_text(empty) == "not known"
     nothing = MemoryCost(target="t", variant="v", build="new", static_bytes=0, kv_bytes_per_token=0)
-    assert short_memory_text(nothing) == "none"
+    assert memory_text(nothing) == "none"
     full = MemoryCost(
         target="t",
         variant="v",
@@ -241,18 +238,23 @@ def test_memory_in_words() -> None:
         kv_cache_tokens=900,
         base_kv_cache_tokens=1000,
     )
-    assert short_memory_text(full) == weights_text(full) == "1.00 GiB (+6.2 %)"
-    assert cache_text(full) == "4.00 KiB (+3.1 %)"
-    assert room_text(full) == "900, no-SD 1,000 (-10.0 %)"
+    assert memory_text(full) == (
+        "weights 1.00 GiB (+6.2 %); KV cache 4.00 KiB a token (+3.1 %); room for 900 tokens, not 1,000 (-10.0 %)"
+    )
+    assert room_text(empty) == room_text(msgspec.structs.replace(full, kv_cache_tokens=1000)) == ""
     assert bytes_text(8_406_144) == "8.0 MiB"
 
 
-def test_what_each_takes_has_a_row_without_the_controls() -> None:
-    results = arms_of(ran("heavy", 1.5), ran("oracle", 3.0), oracle="oracle")
-    told = msgspec.structs.replace(results, memory=costs(heavy=2**20, oracle=0))
-    (table,) = [table for table in tables(told, header()) if table.name == "memory-cost"]
-    assert table.body == [["heavy", "1.0 MiB", "1024.00 KiB", "-"]]
-    assert "Not known" not in table.note
+def test_the_memory_of_the_advice_stands_in_its_row_and_leads_to_all_of_it() -> None:
+    results = arms_of(ran("heavy", 1.5))
+    told = msgspec.structs.replace(results, memory=costs(heavy=2**20))
+    place = next(table for table in tables(told, header()) if table.name == "deploy")
+    assert place.body[0][place.head.index("memory it adds")] == "weights 1.0 MiB; KV cache 1024.00 KiB a token"
+    assert place.more is None
+    whole = [msgspec.structs.replace(cost, target_static_bytes=2**30) for cost in told.memory]
+    shown = page(msgspec.structs.replace(results, memory=whole))
+    assert shown.values("href").count("#memory") == 2  # among the sections, and from the row
+    assert "memory" in shown.values("id")
 
 
 # -- no-SD arms with other settings ------------------------------------------------------------------------------------

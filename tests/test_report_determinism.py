@@ -39,8 +39,8 @@ from draftproof.report.determinism import (
 from draftproof.report.drawing import KNOWN, look
 from draftproof.report.html import render_html
 from draftproof.report.markdown import differences, render_markdown
-from draftproof.report.panels import LINES_DRAWN, PANELS_DRAWN
 from draftproof.report.parts import Table
+from draftproof.report.room import LINES, PANELS
 from draftproof.results import CellResult, RunResults
 from tests.figures import row_names, xs, ys
 from tests.reporting import (
@@ -487,11 +487,11 @@ def test_the_figures_say_in_words_what_they_draw() -> None:
 def test_further_panels_are_folded_and_very_many_not_drawn() -> None:
     results = run(*[cell(batch_size=2**number) for number in range(8)])
     assert "Further figures: 2" in page(results).text
-    many = run(*[cell(f"v{v}", batch_size=size) for size in range(1, PANELS_DRAWN + 4) for v in range(LINES_DRAWN + 1)])
+    many = run(*[cell(f"v{v}", batch_size=size) for size in range(1, PANELS + 4) for v in range(LINES + 1)])
     figures = curves.figures(many)
-    assert len(figures) == PANELS_DRAWN
-    assert figures[0].description.endswith("; 1 more are not drawn.")
-    assert f"Of {PANELS_DRAWN + 3} panels {PANELS_DRAWN} are drawn" in curves.legend(many)
+    assert len(figures) == PANELS
+    assert figures[0].description.endswith("; 1 more is not drawn.")
+    assert f"The first {PANELS} of {PANELS + 3} panels are drawn, 3 are not." in curves.legend(many)
 
 
 seen = st.lists(st.tuples(st.integers(1, 9000), st.booleans()), min_size=1, max_size=20)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from draftproof.analysis.stats import Ratio
 from draftproof.published import Published
-from draftproof.report import panels
+from draftproof.report import room
 from draftproof.report.drawing import INK, Later, look
 from draftproof.report.endtoend import section, table
 from draftproof.report.html import render_html
@@ -197,11 +197,11 @@ def test_foreign_names_stay_text(name: str) -> None:
 def test_a_run_of_very_many_panels_and_variants_says_what_is_not_drawn() -> None:
     cells = [cell(f"v{v}", f"w{w}", 4**s) for w in range(30) for v in range(25) for s in range(2)]
     made = found(run(*cells))
-    assert len(made.figures) == panels.PANELS_DRAWN
-    assert f"Of 30 panels {panels.PANELS_DRAWN} are drawn" in made.note
-    assert f"{25 - panels.LINES_DRAWN} more are not drawn" in made.figures[0].description
+    assert len(made.figures) == room.PANELS
+    assert f"The first {room.PANELS} of 30 panels are drawn, {30 - room.PANELS} are not." in made.legend
+    assert f"{25 - room.LINES} more are not drawn" in made.figures[0].description
     assert len(made.body) == len(cells)
-    assert len(marked(axes_of(made.figures[0]))) == panels.LINES_DRAWN
+    assert len(marked(axes_of(made.figures[0]))) == room.LINES
 
 
 # -- break-even --------------------------------------------------------------------------------------------------------

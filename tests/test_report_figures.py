@@ -16,14 +16,14 @@ from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.anatomy import anatomy_of
 from draftproof.anatomy import Anatomies, CellAnatomy
-from draftproof.report import anatomy, drawing, heatmaps, marks, panels, stages
+from draftproof.report import anatomy, drawing, heatmaps, panels, room, stages
 from draftproof.report.drawing import INK, Later
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
 from draftproof.report.parts import Figure, Table
 from draftproof.report.stagefigures import STAGE_LOOKS, parts_of
 from draftproof.results import RunResults
-from tests.figured import full, requests, sums
+from tests.figured import COST, full, requests, sums
 from tests.reporting import HOSTILE, arm, cell, header, page, ratio, run
 
 seconds = st.floats(0, 1e3, allow_nan=False)
@@ -107,10 +107,15 @@ def test_a_name_in_a_drawing_is_one_short_line(text: str) -> None:
 
 
 def test_a_figure_of_thousands_says_what_it_leaves_out() -> None:
-    assert marks.drawn([*range(3)]) == ([0, 1, 2], "")
-    some, left_out = marks.drawn([*range(5000)])
-    assert len(some) == marks.MOST_PANELS
-    assert left_out == f"The first {marks.MOST_PANELS} of 5,000 panels are drawn, {5000 - marks.MOST_PANELS:,} are not."
+    assert room.drawn([*range(3)]) == ([0, 1, 2], "")
+    some, left_out = room.drawn([*range(5000)])
+    assert len(some) == room.PANELS
+    assert left_out == f"The first {room.PANELS} of 5,000 panels are drawn, {5000 - room.PANELS:,} are not."
+    assert [room.more(3, 3), room.more(3, 2), room.more(5, 2)] == [
+        [],
+        ["1 more is not drawn"],
+        ["3 more are not drawn"],
+    ]
 
 
 def test_three_hundred_cells_of_figures_stay_below_a_megabyte() -> None:
@@ -120,7 +125,11 @@ def test_three_hundred_cells_of_figures_stay_below_a_megabyte() -> None:
     drawings = sum(len(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert drawings < 1_000_000
     assert len(text.encode()) < 3_000_000
-    for what in ("The first 8 of 25 panels are drawn, 17 are not.", "of 75 panels are drawn", "of 75 maps are drawn"):
+    for what in (
+        f"The first {room.PANELS} of 25 panels are drawn, {25 - room.PANELS} are not.",
+        "of 75 panels are drawn",
+        "of 75 maps are drawn",
+    ):
         assert what in text
 
 
@@ -398,11 +407,21 @@ def test_many_variants_are_told_apart_or_left_out() -> None:
     results = of_variants(**{f"variant_{number}": 0.5 for number in range(20)})
     (figure,) = table(results, "by-place").figures
     left, _ = sheet_of(figure).axes
-    assert len([line for line in left.lines if line.get_marker() not in ("None", "")]) == marks.MOST_LINES
-    assert "more than 12 variants" in table(results, "by-place").legend
+    assert len([line for line in left.lines if line.get_marker() not in ("None", "")]) == room.LINES
+    for name in ("by-place", "by-position"):
+        assert room.LINES_CUT in table(results, name).legend
 
 
 def test_builds_have_panels_of_their_own() -> None:
     one, other = cell(stages=sums()), cell(build="base", arm="base:ngram", stages=sums(), speedup=ratio())
     titles = [figure.title for figure in table(run(one, other), "shares").figures]
     assert titles == ["chat (new build)", "chat (base build)"]
+
+
+@pytest.mark.parametrize(("extra_s", "says"), [(0.001, "1.0 %"), (-0.001, "nothing"), (None, "-")])
+def test_lost_time_is_never_below_nothing(extra_s: float | None, says: str) -> None:
+    found = anatomy_of(requests(0.5), msgspec.structs.replace(COST, extra_s_per_draft=extra_s))
+    assert found is not None
+    shown = run(cell(), anatomies=Anatomies(cells=[CellAnatomy(cell=cell().cell.id, build="new", anatomy=found)]))
+    rejected = table(shown, "rejected")
+    assert rejected.body[0][rejected.head.index("lost, by drafts")] == says

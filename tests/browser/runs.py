@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from draftproof.analysis.anatomy import anatomy_of
-from draftproof.anatomy import Anatomies, CellAnatomy
+from draftproof.bounds import Bounds, Predicted, Simulated
+from draftproof.comparison import Compared, compare
+from draftproof.limits import Limits
 from draftproof.records import RunHeader
 from draftproof.report.html import render_html
+from draftproof.report.parts import Page
+from draftproof.report.sections import sections
 from draftproof.results import AaResult, CellResult, RunResults
+from tests.figured import full as figured_run
 from tests.reporting import (
     HOSTILE,
     broken,
@@ -27,8 +31,10 @@ from tests.reporting import (
     run,
     sameness,
 )
-from tests.test_anatomy import made
+from tests.snapshots import NGRAM, Arm, make_limits, make_run
+from tests.test_report_bound import POLICIES, PREDICTIONS, reached
 from tests.test_report_determinism import full as outputs_run
+from tests.test_report_limits import applied, row
 from tests.test_report_speed import FULL as SPEEDS
 from tests.test_report_stages import full as stages_run
 
@@ -52,36 +58,64 @@ CONTROL = "".join(map(chr, [*range(32), 127, *range(0x80, 0xA0), 0x2028, 0xFEFF,
 
 def full() -> RunResults:
     """Something for every section."""
-    outputs, stages = outputs_run(), stages_run()
+    outputs, stages, figured = outputs_run(), stages_run(), figured_run()
     cells: dict[str, CellResult] = {}
     for found in [
         cell(build_ratio=ratio(1.02, 1.01, 1.03), stages=stages.cells[0].stages),
         *outputs.cells,
         *SPEEDS.cells,
+        *figured.cells,
+        cell("oracle", "chat", 4, speedup=ratio(2.0, 1.9, 2.1)),
         cell("mtp", "code_edit", verdict="REGRESSED", speedup=ratio(0.6, 0.5, 0.7), informing=["beside 1.28 (paper)"]),
         cell("suffix", verdict="UNSTABLE", problems=["suffix, chat b1, rotation 0: 5 tokens accepted of 4 drafted"]),
     ]:
         cells.setdefault(found.cell.id, found)
-    requests = [made(f"p{number}", [number % 4, 3, 0, 1, 2] * 8) for number in range(8)]
-    anatomy = anatomy_of(requests)
-    assert anatomy is not None
     return msgspec.structs.replace(
         outputs,
         cells=list(cells.values()),
         aa=[AaResult(target="tiny", workload="chat", batch_size=1, ratio=ratio(1.0, 0.98, 1.02))],
         decays=SPEEDS.decays,
         stage_findings=stages.stage_findings,
-        anatomies=Anatomies(cells=[CellAnatomy(cell=cell().cell.id, build="new", anatomy=anatomy)]),
+        anatomies=figured.anatomies,
+        memory=figured.memory,
+        bounds=bounds(),
+        limits=limits(),
         skipped={"tiny-mtp-chat-b1": "needs a target with an MTP head"},
         notes=["chat: 2 prompts were left out"],
     )
+
+
+def bounds() -> Bounds:
+    """The measured oracle, and what ``simulated-tiny.json`` and ``predicted-tiny.json`` hold."""
+    several = [reached("ngram", 1), reached("ngram", 4, 0.3), reached("eagle", 1, -0.2), reached("eagle", 4, None)]
+    one_size = [reached(name, 1, 0.4, workload="code_edit") for name in ("ngram", "eagle", "draft_model")]
+    return Bounds(
+        reached=[*several, *one_size],
+        without=["other"],
+        simulated=[Simulated(target="tiny", cells=POLICIES)],
+        predicted=[Predicted(target="tiny", cells=PREDICTIONS)],
+        notes=["simulated-other.json is left out: Input data was truncated"],
+    )
+
+
+def limits() -> Limits:
+    """Some that decide and some that inform, met and not, and some that nothing was measured for."""
+    rows = [row(), row(limit=1.2), row("divergent_share", 0.0), row("waiting_share", 0.1), row("stage_rise", 0.1)]
+    published = row("paper_speedup", 1.28, gating=False, source="a paper", workloads=["chat"], variants=["ngram"])
+    return Limits(rows=applied(*rows, published).rows, others=2)
+
+
+def against() -> Compared:
+    """A baseline that the n-gram variant became slower than; its engine kept another memory for the cache."""
+    slower = Arm(step_s=1.3 * NGRAM.step_s, length=NGRAM.length, sigma=NGRAM.sigma)
+    return compare([make_run("base")], [make_run("now", slower)], make_limits())
 
 
 OF_SPEEDS = {"matrix", "recommendation", "cells"}
 SECTIONS = {
     "full": OF_SPEEDS
     | {"speedups", "failures", "builds", "claims", "speed", "anatomy", "outputs", "stages", "positions"}
-    | {"not-run", "notes"},
+    | {"not-run", "notes", "bound", "memory", "limits", "against"},
     "partial": OF_SPEEDS | {"failures", "not-run"},
     "one request": OF_SPEEDS | {"speedups", "claims", "outputs", "positions"},
     "empty": {"cells", "not-run"},
@@ -132,14 +166,17 @@ RUNS: dict[str, Callable[[], RunResults]] = {
 }
 
 
-def html(results: RunResults, of: RunHeader | None = None) -> str:
+def html(results: RunResults, of: RunHeader | None = None, compared: Compared | None = None) -> str:
     """A plain string: what tests put into it is not escaped."""
-    return str(render_html(results, of or header()))
+    known = of or header()
+    return str(render_html(results, known, sections(Page(results, known, compared))))
 
 
 @functools.cache
 def page_of(name: str) -> str:
-    return html(RUNS[name](), header(builds=["new", "base"]) if name == "full" else header())
+    if name == "full":
+        return html(full(), header(builds=["new", "base"]), against())
+    return html(RUNS[name]())
 
 
 # -- runs written by somebody else -------------------------------------------------------------------------------------

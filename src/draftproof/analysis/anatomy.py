@@ -133,26 +133,30 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What rejected tokens cost in the ``stages`` blocks; no intervals."""
+    """What rejected tokens cost in the decode steps of the ``stages`` blocks; no intervals."""
 
-    rejected: int
+    rejected: float
+    """Draft tokens of the decode steps that were not accepted, at least 0. No whole number where some of a block's
+    drafts were verified beside another request's prefill: its share accepted is then taken to be the same in both."""
     decode_s: float
     """Of all decode steps, whole."""
     s_per_row: float
     """Verify seconds (forward pass and LM head) / rows: each row bears the same."""
     extra_s_per_draft: float | None
     """What a draft token adds: verify seconds of a drafted step less those of a no-SD step, over its draft tokens; both
-    of steps with the whole batch. Near 0 where memory bounds the step. None without such steps."""
+    of steps with the whole batch. Near 0 where memory bounds the step, and by chance below. None without such steps."""
 
     @property
     def mean_share(self) -> float:
-        """Of the decode time, if each row bears the same."""
+        """Of the decode time, if each row bears the same; from 0 to 1, as rejected tokens are among the rows."""
         return self.rejected * self.s_per_row / self.decode_s
 
     @property
     def extra_share(self) -> float | None:
-        """Of the decode time, by what the drafts added."""
-        return None if self.extra_s_per_draft is None else self.rejected * self.extra_s_per_draft / self.decode_s
+        """Of the decode time, by what the drafts added; 0 where they added nothing."""
+        if self.extra_s_per_draft is None:
+            return None
+        return max(0.0, self.rejected * self.extra_s_per_draft / self.decode_s)
 
 
 class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,14 +391,17 @@ def two_digits(value: float) -> float:
 def verify_cost(
     steps: Sequence[Mapping[str, Any]], accepted: int, base_steps: Sequence[Mapping[str, Any]]
 ) -> VerifyCost | None:
-    """From an arm's step samples (keys as in ``steps.parquet``), the tokens accepted in them, and no-SD's samples.
+    """From an arm's step samples (keys as in ``steps.parquet``), the tokens accepted in all of them, and no-SD's.
 
-    None without a decode step.
+    Steps do not say what was accepted in them, and `accepted` holds the drafts that were verified beside another
+    request's prefill (kind ``mixed``), which are no decode steps: the share accepted is taken over all drafts. None
+    without a decode step, and where more were accepted than drafted: counts that disagree say nothing of a cost.
     """
     decode = [step for step in steps if step["kind"] == "decode"]
     rows = sum(step["rows"] for step in decode)
     seconds = sum(step["step_s"] for step in decode)
-    if not rows or seconds <= 0:
+    drafted = sum(step["draft_tokens"] for step in steps)
+    if not rows or seconds <= 0 or accepted > drafted:
         return None
     base = [step for step in base_steps if step["kind"] == "decode"]
     largest = max(step["requests"] for step in decode)
@@ -405,7 +412,7 @@ def verify_cost(
         added = sum(map(verify_s, whole)) / len(whole) - sum(alone) / len(alone)
         extra = added * len(whole) / sum(step["draft_tokens"] for step in whole)
     return VerifyCost(
-        rejected=sum(step["draft_tokens"] for step in decode) - accepted,
+        rejected=sum(step["draft_tokens"] for step in decode) * (drafted - accepted) / max(drafted, 1),
         decode_s=seconds,
         s_per_row=sum(map(verify_s, decode)) / rows,
         extra_s_per_draft=extra,

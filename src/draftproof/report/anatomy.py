@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from markupsafe import Markup
 
-from draftproof.analysis.anatomy import Anatomy, Box
+from draftproof.analysis.anatomy import Anatomy, Box, VerifyCost
 from draftproof.analysis.stats import Ratio
 from draftproof.report import anatomyfigures, heatmaps, overlapfigures, view
 from draftproof.report.parts import Figure, Page, Section, Table
@@ -129,7 +129,7 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
                 f"{1e3 * cost.s_per_row:.3f}" if cost else "-",
                 percent(cost.mean_share if cost else None),
                 f"{1e3 * cost.extra_s_per_draft:.3f}" if cost and cost.extra_s_per_draft is not None else "-",
-                percent(cost.extra_share if cost else None),
+                lost_text(cost),
             ]
         )
     return Table(
@@ -137,8 +137,10 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         title="What rejected tokens cost",
         note="Rejected / verified draft tokens, and rejected draft tokens / rows of all steps after the prefill "
         f"({WILSON}). Verify time of the stages blocks: per row, as if each row bore the same, and per draft token, "
-        "what a drafted step takes beyond no-SD's (near 0 where memory bounds the step); lost: times the rejected "
-        "tokens, of the decode time. No intervals. -: no stages were clocked.",
+        "what a drafted step takes beyond no-SD's (near 0 where memory bounds the step, below 0 by chance). Lost: that "
+        "times the rejected tokens of the decode steps, of their time; nothing: a draft token added no time. Drafts "
+        "verified beside another request's prefill are in no decode step; the share rejected is taken over all. No "
+        "intervals. -: no stages were clocked.",
         head=[
             "variant",
             "workload",
@@ -153,6 +155,13 @@ def rejected_table(shown: list[tuple[list[str], Anatomy]]) -> Table:
         body=body,
         names=2,
     )
+
+
+def lost_text(cost: VerifyCost | None) -> str:
+    """The share by what drafts added; a word where they added nothing, which a share of 0 would be mistaken for."""
+    if cost is not None and cost.extra_s_per_draft is not None and cost.extra_s_per_draft <= 0:
+        return "nothing"
+    return percent(cost.extra_share if cost else None)
 
 
 def difference_table(results: RunResults) -> Table:

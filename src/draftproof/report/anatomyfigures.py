@@ -17,9 +17,7 @@ from draftproof.analysis.anatomy import QUANTILES, Anatomy, Box
 from draftproof.analysis.stats import Ratio, Share
 from draftproof.report.drawing import INK, Later, Look
 from draftproof.report.marks import (
-    MOST_LINES,
     Unit,
-    drawn,
     intervals,
     looks_of,
     note,
@@ -30,6 +28,7 @@ from draftproof.report.marks import (
 )
 from draftproof.report.panels import legend, named, share_axis
 from draftproof.report.parts import Figure
+from draftproof.report.room import LINES, LINES_CUT, drawn
 from draftproof.results import CellResult, RunResults
 
 
@@ -53,13 +52,9 @@ def panels_of(results: RunResults, shown: Sequence[tuple[CellResult, Anatomy]]) 
     panels = {}
     for unit, cells in some:
         looks = looks_of(results, (cell.cell.variant for cell, _ in cells))
-        panels[unit] = [Line(cell.cell.variant, looks[cell.cell.variant], found) for cell, found in cells[:MOST_LINES]]
-        if len(cells) > MOST_LINES and MOST_CUT not in left_out:
-            left_out = f"{left_out} {MOST_CUT}".strip()
-    return panels, left_out
-
-
-MOST_CUT = f"Where a panel has more than {MOST_LINES} variants, the first {MOST_LINES} are drawn."
+        panels[unit] = [Line(cell.cell.variant, looks[cell.cell.variant], found) for cell, found in cells[:LINES]]
+    cut = LINES_CUT if any(len(cells) > LINES for _, cells in some) else ""
+    return panels, note(left_out, cut)
 
 
 def whole_places(axes: Axes) -> None:
@@ -225,9 +220,10 @@ def output_figures(results: RunResults, shown: Sequence[tuple[CellResult, Anatom
         for group in found.lengths:
             if any(group.deciles):
                 lines = panels.setdefault((unit_of(cell), group.least_tokens, group.most_tokens), {})
-                if len(lines) < MOST_LINES:
-                    lines[cell.cell.variant] = group.deciles
+                lines[cell.cell.variant] = group.deciles
     some, left_out = drawn([*panels.items()])
+    cut = LINES_CUT if any(len(lines) > LINES for _, lines in some) else ""
+    some = [(place, dict([*lines.items()][:LINES])) for place, lines in some]
     looks = looks_of(results, (variant for _, cells in some for variant in cells))
     ratios = (ratio for _, cells in some for tenths in cells.values() for ratio in tenths)
     top = max((ratio.value for ratio in ratios if ratio), default=1)
@@ -243,7 +239,7 @@ def output_figures(results: RunResults, shown: Sequence[tuple[CellResult, Anatom
             )
         )
     meaning = "Points with 95 % intervals, which may leave the frame; dashed: controls. 1: no draft accepted."
-    return figures, legend("by-position", looks, note(meaning, left_out))
+    return figures, legend("by-position", looks, note(meaning, left_out, cut))
 
 
 def tenth_words(lines: Tenths) -> str:

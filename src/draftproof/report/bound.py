@@ -7,10 +7,11 @@ import msgspec
 from draftproof.analysis.stats import Ratio
 from draftproof.bounds import SIMULATED, Reached, Simulated
 from draftproof.metrics import ratio_text
-from draftproof.report import endtoend, panels, policies
+from draftproof.report import endtoend, marks, panels, policies
 from draftproof.report.drawing import Look, look
 from draftproof.report.panels import Axis, Line, Mark, Row
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.room import LINES, drawn, more
 from draftproof.report.words import interval_text
 from draftproof.results import CellResult, RunResults
 from draftproof.simulator.output import label
@@ -92,25 +93,27 @@ def reached_table(results: RunResults) -> Table | None:
     for row in rows:
         if row.share is not None:
             groups.setdefault((row.target, row.workload, row.oracle_k), []).append(row)
-    drawn = list(groups.items())[: panels.PANELS_DRAWN]
+    some, undrawn = drawn([*groups.items()])
     figures = [
         reached_figure(f"reached-{number}", f"{endtoend.title(results, target, workload)}, oracle's k = {k}", found)
-        for number, ((target, workload, k), found) in enumerate(drawn)
+        for number, ((target, workload, k), found) in enumerate(some)
     ]
-    marks = "Bars: 95 % intervals. At 1 a variant is as fast as the oracle, at 0 (the line) as no-SD."
+    told = "Bars: 95 % intervals. At 1 a variant is as fast as the oracle, at 0 (the line) as no-SD."
     if any(row.share.value < LEAST_SHARE for row in rows if row.share):
-        marks += f" What lies below {LEAST_SHARE:g} is not drawn."
+        told += f" What lies below {LEAST_SHARE:g} is not drawn."
     if any(row.build == "base" for row in rows):
-        marks += " Hollow: the base build."
+        told += " Hollow: the base build."
     return Table(
         name="reached",
         title="Share of the measured oracle's gain",
-        note=note + panels.cut_note("panels", len(groups), len(drawn)),
+        note=note,
         head=["variant", "workload", "B", "k", "speedup [95 %]", "oracle", "its speedup [95 %]", "share [95 %]"],
         body=body,
         names=2,
         figures=figures,
-        legend=panels.legend("reached", reached_looks([found for _, found in drawn]), marks if figures else ""),
+        legend=panels.legend(
+            "reached", reached_looks([found for _, found in some]), marks.note(told, undrawn) if figures else ""
+        ),
     )
 
 
@@ -129,7 +132,7 @@ def reached_figure(name: str, title: str, rows: list[Reached]) -> Figure:
     lines: dict[str, list[Reached]] = {}
     for row in sorted(rows, key=lambda row: row.batch_size):
         lines.setdefault(row.variant + (" (base build)" if row.build == "base" else ""), []).append(row)
-    shown = dict(list(lines.items())[: panels.LINES_DRAWN])
+    shown = dict(list(lines.items())[:LINES])
     sizes = sorted({row.batch_size for row in rows})
     shares = [row.share for row in rows if row.share]
     low = max(LEAST_SHARE, min(0.0, *[1.1 * share.value for share in shares]))
@@ -141,7 +144,7 @@ def reached_figure(name: str, title: str, rows: list[Reached]) -> Figure:
         ]
         svg = panels.in_rows(name, marked, axis)
     else:
-        drawn = [
+        curves = [
             Line(
                 name=called,
                 look=look(found[0].variant),
@@ -150,10 +153,9 @@ def reached_figure(name: str, title: str, rows: list[Reached]) -> Figure:
             )
             for called, found in shown.items()
         ]
-        svg = panels.over_sizes(name, drawn, sizes, axis)
+        svg = panels.over_sizes(name, curves, sizes, axis)
     told = [f"{called} " + " and ".join(at_size(row) for row in panels.ends(found)) for called, found in shown.items()]
-    if len(lines) > len(shown):
-        told.append(f"{len(lines) - len(shown)} more are not drawn")
+    told += more(len(lines), len(shown))
     span = f"{min(s.value for s in shares):.2f} to {max(s.value for s in shares):.2f}"
     return Figure(
         title=title,
@@ -204,21 +206,21 @@ def simulated_table(results: RunResults) -> Table | None:
     missing = [target for target in targets_of(results) if target not in {one.target for one in found}]
     if missing:
         note += f" Not simulated: {', '.join(missing)}."
-    drawn = shown[: panels.PANELS_DRAWN]
+    some, undrawn = drawn(shown)
     top = panels.axis_end(
-        [(cell.speedup, cell.speedup) for panel in drawn for cell in panel.cells]
-        + [(mark.value, mark.high) for panel in drawn for _, cells in panel.measured for mark in marks_of(cells)]
+        [(cell.speedup, cell.speedup) for panel in some for cell in panel.cells]
+        + [(mark.value, mark.high) for panel in some for _, cells in panel.measured for mark in marks_of(cells)]
     )
-    figures = [simulated_figure(f"simulated-{number}", results, panel, top) for number, panel in enumerate(drawn)]
+    figures = [simulated_figure(f"simulated-{number}", results, panel, top) for number, panel in enumerate(some)]
     return Table(
         name="simulated",
         title="Simulated policies",
-        note=note + left_out(results) + panels.cut_note("panels", len(shown), len(drawn)),
+        note=note + left_out(results),
         head=["variant", "workload", "policy", *[f"B = {size}" for size in sizes]],
         body=[line for panel in shown for line in simulated_rows(results, panel, sizes)],
         names=3,
         figures=figures,
-        legend=panels.legend("simulated", {}, SIMULATED_MARKS),
+        legend=panels.legend("simulated", {}, marks.note(SIMULATED_MARKS, undrawn)),
     )
 
 
@@ -358,7 +360,7 @@ def lines_of(panel: Panel) -> list[Line]:
 
 
 def simulated_figure(name: str, results: RunResults, panel: Panel, top: float) -> Figure:
-    lines = lines_of(panel)[: panels.LINES_DRAWN]
+    lines, cut = drawn(lines_of(panel), "lines", LINES)
     sizes = sorted({mark.batch_size for line in lines for mark in line.marks})
     told = [
         f"{line.name} " + " and ".join(f"{mark.value:.2f}x at {mark.batch_size}" for mark in panels.ends(line.marks))
@@ -369,6 +371,6 @@ def simulated_figure(name: str, results: RunResults, panel: Panel, top: float) -
     return Figure(
         title=f"{panel.variant}, {endtoend.title(results, panel.target, panel.workload)}",
         description=f"Simulated and measured speedups of {panel.variant} over batch sizes {sizes[0]} to {sizes[-1]}, "
-        f"{min(values):.2f}x to {max(values):.2f}x: {'; '.join(told)}.",
+        f"{min(values):.2f}x to {max(values):.2f}x: {'; '.join(told)}." + (f" {cut}" if cut else ""),
         svg=panels.over_sizes(name, lines, sizes, axis, key=True),
     )

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from draftproof.analysis.survival import Survival
-from draftproof.report import drawing, panels
+from draftproof.report import drawing, marks, panels, room
 from draftproof.report.determinism import compared, grid, longest_of, survival_at, survival_text, unit_name
 from draftproof.report.drawing import Later, Look
 from draftproof.report.parts import Figure
@@ -33,15 +33,13 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drawn(self) -> list[Curve]:
-        return self.curves[: panels.LINES_DRAWN]
+        return self.curves[: room.LINES]
 
     @property
     def description(self) -> str:
-        told = "; ".join(described(curve.variant, curve.survival) for curve in self.drawn)
-        more = len(self.curves) - len(self.drawn)
-        return f"Share of requests still identical to no-SD by output tokens, from 1: {told}" + (
-            f"; {more} more are not drawn." if more else "."
-        )
+        told = [described(curve.variant, curve.survival) for curve in self.drawn]
+        told = [*told, *room.more(len(self.curves), len(self.drawn))]
+        return f"Share of requests still identical to no-SD by output tokens, from 1: {'; '.join(told)}."
 
 
 def panels_of(results: RunResults) -> list[Panel]:
@@ -83,7 +81,7 @@ def figures(results: RunResults) -> list[Figure]:
     longest = longest_of(results)
     return [
         Figure(title=panel.title, description=panel.description, svg=later(f"{NAME}-{number}", panel.drawn, longest))
-        for number, panel in enumerate(panels_of(results)[: panels.PANELS_DRAWN])
+        for number, panel in enumerate(room.drawn(panels_of(results))[0])
     ]
 
 
@@ -112,7 +110,7 @@ def curves_on(axes: Axes, curves: Sequence[Curve], longest: int) -> None:
 
 
 def legend(results: RunResults) -> Markup:
-    shown = panels_of(results)[: panels.PANELS_DRAWN]
+    shown, left_out = room.drawn(panels_of(results))
     looks = {curve.variant: curve.look for panel in shown for curve in panel.drawn}
     if not looks:
         return Markup("")
@@ -120,4 +118,4 @@ def legend(results: RunResults) -> Markup:
     note = "Bars: 95 % intervals at some lengths of the table, set beside each other where lines meet."
     note += " Dashed: controls." if controls else ""
     ordered = dict(sorted(looks.items(), key=lambda item: item[1].line != "-"))
-    return panels.legend(NAME, ordered, note + panels.cut_note("panels", len(panels_of(results)), len(shown)))
+    return panels.legend(NAME, ordered, marks.note(note, left_out))

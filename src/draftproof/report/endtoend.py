@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from markupsafe import Markup
 
 from draftproof.metrics import ratio_text
-from draftproof.report import panels, view
+from draftproof.report import marks, panels, room, view
 from draftproof.report.drawing import look
 from draftproof.report.panels import Axis, Line, Mark
 from draftproof.report.parts import Figure, Page, Section, Table
@@ -35,7 +35,8 @@ def table(results: RunResults) -> Table | None:
     for row in shown:
         if drawable(row.cell):
             units.setdefault((row.cell.cell.target, row.cell.cell.workload), []).append(row.cell)
-    figures = drawn(results, dict(list(units.items())[: panels.PANELS_DRAWN]))
+    some, left_out = room.drawn([*units.items()])
+    figures = drawn(results, dict(some))
     note = (
         "Output tokens per second over those of no-SD on the same prompts: ratio of totals, 95 % interval over prompt "
         "sets."
@@ -54,14 +55,14 @@ def table(results: RunResults) -> Table | None:
     return Table(
         name=NAME,
         title="Speedups",
-        note=note + panels.cut_note("panels", len(units), len(figures)),
+        note=note,
         head=["variant", "workload", "B", "speedup [95 %]", *published],
         body=[
             [*row.name, ratio_text(row.cell.speedup), *(published_texts(row.cell) if sources else [])] for row in shown
         ],
         names=2,
         figures=figures,
-        legend=legend(results, list(units.values())[: len(figures)], compared=bool(sources)),
+        legend=legend(results, [cells for _, cells in some], left_out, compared=bool(sources)),
     )
 
 
@@ -112,8 +113,9 @@ def line_name(cell: CellResult) -> str:
     return cell.cell.variant + (" (base build)" if cell.build == "base" else "")
 
 
-def legend(results: RunResults, groups: list[list[CellResult]], *, compared: bool) -> Markup:
-    """Looks of the variants in panels with lines (rows have names of their own), and what else the marks mean."""
+def legend(results: RunResults, groups: list[list[CellResult]], left_out: str, *, compared: bool) -> Markup:
+    """Looks of the variants in panels with lines (rows have names of their own), and what else the marks mean;
+    `left_out`: a sentence on what is not drawn."""
     cells = [cell for group in groups for cell in group]
     if not cells:
         return Markup("")
@@ -128,7 +130,9 @@ def legend(results: RunResults, groups: list[list[CellResult]], *, compared: boo
     if compared:
         told.append("Dotted (or an upright stroke): published.")
     return panels.legend(
-        NAME, {variant: look(variant, control=variant in results.controls) for variant in ordered}, " ".join(told)
+        NAME,
+        {variant: look(variant, control=variant in results.controls) for variant in ordered},
+        marks.note(*told, left_out),
     )
 
 
@@ -137,7 +141,7 @@ def figure(name: str, title: str, cells: list[CellResult], top: float, controls:
     groups: dict[str, list[CellResult]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.cell.variant in controls, cell.cell.batch_size)):
         groups.setdefault(line_name(cell), []).append(cell)
-    shown = dict(list(groups.items())[: panels.LINES_DRAWN])
+    shown = dict(list(groups.items())[: room.LINES])
     sizes = sorted({cell.cell.batch_size for cell in cells})
     axis = Axis(title=AXIS, low=0.0, high=top, rule=1.0)
     if len(sizes) == 1:
@@ -190,6 +194,4 @@ def described(cells: list[CellResult], shown: dict[str, list[CellResult]], sizes
                 for cell in panels.ends(found)
             )
         )
-    if groups > len(shown):
-        told.append(f"{groups - len(shown)} more are not drawn")
-    return "; ".join(told) + "."
+    return "; ".join([*told, *room.more(groups, len(shown))]) + "."

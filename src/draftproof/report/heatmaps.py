@@ -18,9 +18,10 @@ from draftproof.analysis.anatomy import Anatomy, Heat, HeatDifference
 from draftproof.anatomy import PairDifference
 from draftproof.report import view
 from draftproof.report.drawing import INK, Later
-from draftproof.report.marks import drawn, note, rectangles, span, unit_of, unit_title
+from draftproof.report.marks import note, rectangles, span, unit_of, unit_title
 from draftproof.report.panels import legend
 from draftproof.report.parts import Figure, Table
+from draftproof.report.room import drawn
 from draftproof.results import CellResult, RunResults
 
 SEQUENTIAL = "viridis"

@@ -58,7 +58,8 @@ def table_lines(tables: list[Table]) -> list[str]:
     """Each table with its title and the sentence above it."""
     lines = []
     for found in tables:
-        lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note)]
+        more = f" More: {cell_text(found.more[1])}." if found.more else ""
+        lines += ["", f"### {cell_text(found.title)}", "", cell_text(found.note) + more]
         if len(found.body) > ROWS_MOST:
             lines += ["", cut_note(len(found.body))]
         if found.body:

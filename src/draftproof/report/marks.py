@@ -1,9 +1,9 @@
-"""What the figures of several sections have in common: intervals, rectangles, looks, how many are drawn."""
+"""What the figures of several sections have in common: intervals, rectangles, looks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
@@ -14,12 +14,6 @@ from draftproof.report import determinism
 from draftproof.report.drawing import INK, Look, look
 from draftproof.report.words import Interval
 from draftproof.results import CellResult, RunResults
-
-MOST_PANELS = 8
-"""Drawings of one table. A run may have thousands of cells; the table below holds them all."""
-MOST_LINES = 12
-"""Variants in one drawing: more cannot be told apart."""
-Thing = TypeVar("Thing")
 
 
 class Unit(NamedTuple):
@@ -45,14 +39,6 @@ def looks_of(results: RunResults, variants: Iterable[str]) -> dict[str, Look]:
     """Variant -> look, controls last."""
     ordered = sorted(dict.fromkeys(variants), key=results.controls.__contains__)
     return {variant: look(variant, control=variant in results.controls) for variant in ordered}
-
-
-def drawn(things: Sequence[Thing], what: str = "panels", most: int = MOST_PANELS) -> tuple[Sequence[Thing], str]:
-    """Those that are drawn, and a sentence on the others."""
-    left = len(things) - most
-    if left <= 0:
-        return things, ""
-    return things[:most], f"The first {most} of {len(things):,} {what} are drawn, {left:,} are not."
 
 
 def note(*sentences: str) -> str:

@@ -17,12 +17,13 @@ from draftproof.analysis.memory import GIB, KIB
 from draftproof.memorycosts import MemoryCost
 from draftproof.report import untrusted
 from draftproof.report.drawing import GROUND, INK, Later, look
-from draftproof.report.marks import drawn, note, rectangles, span
+from draftproof.report.marks import note, rectangles, span
 from draftproof.report.panels import legend, named
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.room import drawn
 from draftproof.results import RunResults
 
-TITLE = "Memory"
+ID, TITLE = "memory", "Memory"
 NO_SD = "no_sd"
 MOST_TARGETS = 4
 MOST_ARMS = 24
@@ -42,7 +43,12 @@ MEASURED: dict[str, Any] = {
 
 def section(page: Page) -> Section | None:
     table = memory_table(page.results)
-    return Section(id="memory", title=TITLE, tables=[table]) if table.body else None
+    return Section(id=ID, title=TITLE, tables=[table]) if table.body else None
+
+
+def reference(results: RunResults) -> tuple[str, str] | None:
+    """Id and title of the section; None where the page has none."""
+    return (ID, TITLE) if arms(results) else None
 
 
 def arms(results: RunResults) -> list[MemoryCost]:

@@ -16,9 +16,7 @@ from draftproof.anatomy import PairOverlap
 from draftproof.report.drawing import INK, Later, Look
 from draftproof.report.marks import (
     FAINT,
-    MOST_LINES,
     Unit,
-    drawn,
     intervals,
     looks_of,
     note,
@@ -28,6 +26,7 @@ from draftproof.report.marks import (
 )
 from draftproof.report.panels import legend
 from draftproof.report.parts import Figure
+from draftproof.report.room import LINES, LINES_CUT, drawn
 from draftproof.results import CellResult, RunResults
 
 
@@ -51,10 +50,11 @@ def overlap_figures(results: RunResults, pairs: Sequence[PairOverlap]) -> tuple[
         if any(found.advantage for found in pair.bins):
             panels.setdefault((unit_of(first), first.cell.variant), []).append((second, pair.bins))
     some, left_out = drawn([*panels.items()])
+    cut = LINES_CUT if any(len(seconds) > LINES for _, seconds in some) else ""
     figures: list[Figure] = []
     looks: dict[str, Look] = {}
     for number, ((unit, variant), seconds) in enumerate(some):
-        shown = seconds[:MOST_LINES]
+        shown = seconds[:LINES]
         looks |= looks_of(results, (one.cell.variant for one, _ in shown))
         lines = [Line(one.cell.variant, looks[one.cell.variant], bins) for one, bins in shown]
         figures.append(
@@ -68,7 +68,7 @@ def overlap_figures(results: RunResults, pairs: Sequence[PairOverlap]) -> tuple[
         "Above 0 n-gram is faster than the drafter whose colour a point has. Bars: 95 % intervals, which may leave the "
         f"frame. Hollow points on dotted bars: fewer than {FEW} prompts, which single requests decide."
     )
-    return figures, legend("overlap", looks, note(meaning, left_out))
+    return figures, legend("overlap", looks, note(meaning, left_out, cut))
 
 
 def overlap_words(variant: str, lines: Sequence[Line]) -> str:

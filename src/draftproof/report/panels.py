@@ -22,9 +22,6 @@ SIZE = (4.2, 2.7)
 ROW = 0.23
 KEY_ROW = 0.18
 """Heights of a row and of a line of names, in inches."""
-PANELS_DRAWN = 12
-LINES_DRAWN = 16
-"""Of one panel: the eye follows no more, and a page of thousands of cells stays a page."""
 NAME_CHARS = 24
 
 
@@ -217,11 +214,6 @@ def sample(name: str, look: Look) -> Markup:
 def ends(things: Sequence[Thing]) -> list[Thing]:
     """The first and the last of a line, or its only one."""
     return [things[0], things[-1]] if len(things) > 1 else [things[0]]
-
-
-def cut_note(what: str, total: int, drawn: int) -> str:
-    """That not all are drawn, as a sentence to append; empty where all are."""
-    return f" Of {total:,} {what} {drawn:,} are drawn; summary.json holds all." if total > drawn else ""
 
 
 def finite(value: float, low: float, high: float) -> bool:

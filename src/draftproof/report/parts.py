@@ -50,6 +50,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """How the page sets the table off from others; never by colour alone."""
     figures: list[Figure] = []
     """Shown above the table, which is then folded where it is long."""
+    more: tuple[str, str] | None = None
+    """Id and title of the section where more of it stands."""
     legend: Markup = Markup("")
     """What the figures' marks mean, shown once above all of them."""
 

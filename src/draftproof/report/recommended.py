@@ -9,7 +9,7 @@ from draftproof.metrics import ratio_text
 from draftproof.outcomes import speedup_of
 from draftproof.recommendation import Advice, Candidate, Choice, Close, recommend
 from draftproof.records import RunHeader
-from draftproof.report import view
+from draftproof.report import memory, view
 from draftproof.report.parts import Page, Section, Table
 from draftproof.report.speed import break_even_text
 from draftproof.results import RunResults
@@ -43,6 +43,7 @@ HANDICAP = (
     " Where a variant forces settings that slow no-SD itself down, its speedup here is told over the fastest no-SD of "
     "its row: its own, times the ratio of both no-SDs' tokens/s, which has no interval"
 )
+MEMORY = " Memory it adds: expected weights and KV cache, beside the target's; room in the engine's KV cache, recorded."
 
 
 def section(page: Page) -> Section | None:
@@ -58,7 +59,6 @@ def tables(results: RunResults, header: RunHeader) -> list[Table]:
     made = [
         summary_table(choices, results),
         place_table(choices, results),
-        memory_table(results),
         excluded_table(choices, results),
         limits_table(results, header),
     ]
@@ -122,19 +122,20 @@ def place_table(choices: list[Choice], results: RunResults) -> Table:
                 "; ".join(close_text(one) for one in choice.close if one.variant != shown.variant) or "-",
                 reached_text(choice),
                 break_even_text(choice.break_even) if choice.break_even else "-",
-                short_memory_text(choice.chosen.memory) if choice.chosen else "-",
+                memory_text(choice.chosen.memory) if choice.chosen else "-",
             ]
         )
     head = ["workload", "B", "advice", "variant", "speedup [95 %]", "gain for the best of n [95 %]"]
-    head += ["not told apart [95 %]", "of the oracle's gain [95 %]", "break-even B [95 %]", "memory"]
+    head += ["not told apart [95 %]", "of the oracle's gain [95 %]", "break-even B [95 %]", "memory it adds"]
     slowed = list(dict.fromkeys(variant for choice in choices for variant in choice.slowed))
     return Table(
         name="deploy",
         title="What to deploy, and what it rests on",
-        note=WINNER + (f"{HANDICAP}: {view.some(slowed)}." if slowed else ""),
+        note=WINNER + (f"{HANDICAP}: {view.some(slowed)}." if slowed else "") + (MEMORY if results.memory else ""),
         head=head,
         body=body,
         names=4,
+        more=memory.reference(results),
     )
 
 
@@ -169,55 +170,41 @@ def bytes_text(count: int) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
-def short_memory_text(cost: MemoryCost | None) -> str:
-    """What is expected to come to the target's weights; the rest is in a table of its own."""
-    return weights_text(cost) if cost else "not known"
+def memory_text(cost: MemoryCost | None) -> str:
+    """What comes to the target's own weights and KV cache, expected; and the room that was left, recorded."""
+    if cost is None:
+        return "not known"
+    told = [weights_text(cost), cache_text(cost)]
+    if told[0] == told[1]:  # of a lookup, and where nothing is known of the drafter
+        told = told[:1]
+    room = room_text(cost)
+    return "; ".join([*told, room] if room else told)
 
 
 def weights_text(cost: MemoryCost) -> str:
     """Without a known target: the bytes alone."""
     if not cost.static_bytes:
         return "not known" if cost.static_bytes is None else "none"
-    return bytes_text(cost.static_bytes) + share_of(cost.static_bytes, cost.target_static_bytes)
+    return f"weights {bytes_text(cost.static_bytes)}{share_of(cost.static_bytes, cost.target_static_bytes)}"
 
 
 def cache_text(cost: MemoryCost) -> str:
     if not cost.kv_bytes_per_token:
         return "not known" if cost.kv_bytes_per_token is None else "none"
-    return f"{cost.kv_bytes_per_token / KIB:.2f} KiB" + share_of(
-        cost.kv_bytes_per_token, cost.target_kv_bytes_per_token
-    )
+    share = share_of(cost.kv_bytes_per_token, cost.target_kv_bytes_per_token)
+    return f"KV cache {cost.kv_bytes_per_token / KIB:.2f} KiB a token{share}"
 
 
 def room_text(cost: MemoryCost) -> str:
-    if not cost.kv_cache_tokens or not cost.base_kv_cache_tokens:
-        return "-"
+    """Empty where it was not recorded, and where the engine had room for as many tokens as without speculation."""
+    if not cost.kv_cache_tokens or not cost.base_kv_cache_tokens or cost.kv_cache_tokens == cost.base_kv_cache_tokens:
+        return ""
     change = 100 * (cost.kv_cache_tokens / cost.base_kv_cache_tokens - 1)
-    return f"{cost.kv_cache_tokens:,}, no-SD {cost.base_kv_cache_tokens:,} ({change:+.1f} %)"
+    return f"room for {cost.kv_cache_tokens:,} tokens, not {cost.base_kv_cache_tokens:,} ({change:+.1f} %)"
 
 
 def share_of(part: int, whole: int | None) -> str:
     return f" ({100 * part / whole:+.1f} %)" if whole else ""
-
-
-def memory_table(results: RunResults) -> Table:
-    """A row for each variant that is no control."""
-    costs = [cost for cost in results.memory if cost.variant not in results.controls]
-    names = [results.full_name(cost.variant, cost.target, cost.build) for cost in costs]
-    body = [
-        [name, weights_text(cost), cache_text(cost), room_text(cost)] for name, cost in zip(names, costs, strict=True)
-    ]
-    unknown = [f"{name}: {cost.unknown}" for name, cost in zip(names, costs, strict=True) if cost.unknown]
-    return Table(
-        name="memory-cost",
-        title="What each takes beside its target",
-        note="Expected: weights and KV cache a token from headers of files or configurations, as draftproof memory "
-        "tells them. Recorded: tokens that the engine's KV cache has room for; where its size is set (on CPUs), "
-        "weights are not in it." + (f" Not known: {view.some(unknown)}." if unknown else ""),
-        head=["variant", "weights", "KV cache a token", "room, in tokens (recorded)"],
-        body=body,
-        names=1,
-    )
 
 
 # -- what is left out, and what cannot be said -------------------------------------------------------------------------

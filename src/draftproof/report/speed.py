@@ -7,10 +7,11 @@ from collections import Counter
 
 from draftproof.analysis.decay import DRAWS, BreakEven, Decay, Edge
 from draftproof.metrics import OTHER_METRICS, ratio_text
-from draftproof.report import drawing, panels, view
+from draftproof.report import drawing, marks, panels, view
 from draftproof.report.drawing import look
 from draftproof.report.panels import Axis, Mark, Row
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.room import LINES, drawn, more
 from draftproof.results import RunResults
 
 TITLE = "Latency, other estimators, batch sizes"
@@ -86,33 +87,33 @@ def decay_table(results: RunResults) -> Table | None:
     return Table(
         name="decay",
         title="Speedup over batch sizes",
-        note=DECAY_NOTE + left_out,
+        note=DECAY_NOTE,
         head=head,
         body=body,
         names=2,
         figures=figures,
-        legend=panels.legend("decay", {}, BREAK_EVEN_MARKS),
+        legend=panels.legend("decay", {}, marks.note(BREAK_EVEN_MARKS, left_out)),
     )
 
 
 def break_even_figures(results: RunResults) -> tuple[list[Figure], str]:
-    """A panel for each target and workload, a row for each variant; what is not drawn, as a sentence."""
+    """A panel for each target and workload, a row for each variant; and what is not drawn, as a sentence."""
     groups: dict[tuple[str, str], list[Decay]] = {}
     for decay in results.decays:
         groups.setdefault((decay.target, decay.workload), []).append(decay)
+    shown, left_out = drawn([*groups.items()])
     figures = [
         break_even_figure(f"decay-{number}", f"{workload} ({target})" if results.several_targets else workload, decays)
-        for number, ((target, workload), decays) in enumerate(list(groups.items())[: panels.PANELS_DRAWN])
+        for number, ((target, workload), decays) in enumerate(shown)
     ]
-    return figures, panels.cut_note("panels", len(groups), len(figures))
+    return figures, left_out
 
 
 def break_even_figure(name: str, title: str, decays: list[Decay]) -> Figure:
     sizes = sorted({point.batch_size for decay in decays for point in decay.points})
-    drawn = decays[: panels.LINES_DRAWN]
-    told = [f"{row_name(decay)} {break_even_text(decay)}" for decay in drawn]
-    if len(decays) > len(drawn):
-        told.append(f"{len(decays) - len(drawn)} more are not drawn")
+    shown = decays[:LINES]
+    told = [f"{row_name(decay)} {break_even_text(decay)}" for decay in shown]
+    told += more(len(decays), len(shown))
     return Figure(
         title=f"Break-even, {title}",
         description=f"Batch size at which the speedup falls below 1, on an axis from {sizes[0]} to {sizes[-1]}: "
@@ -122,7 +123,7 @@ def break_even_figure(name: str, title: str, decays: list[Decay]) -> Figure:
             name,
             [
                 Row(name=row_name(decay), look=look(decay.variant), mark=mark_of(decay), hollow=decay.build == "base")
-                for decay in drawn
+                for decay in shown
             ],
             Axis(title="break-even batch size (log scale)", low=sizes[0] / 1.15, high=sizes[-1] * 1.15),
             lambda axes: drawing.doublings(axes, sizes),

@@ -17,9 +17,10 @@ from draftproof.analysis.stages import StageSums
 from draftproof.analysis.stats import Ratio
 from draftproof.report import panels, view
 from draftproof.report.drawing import INK, MARKERS, Later, Look
-from draftproof.report.marks import FAINT, drawn, intervals, looks_of, note, rectangles, span, zero_to
+from draftproof.report.marks import FAINT, intervals, looks_of, note, rectangles, span, zero_to
 from draftproof.report.panels import named
 from draftproof.report.parts import Figure
+from draftproof.report.room import drawn
 from draftproof.results import RunResults
 from draftproof.stagefindings import Explained, TargetPrices
 

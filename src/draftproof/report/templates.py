@@ -71,6 +71,7 @@ def environment() -> jinja2.Environment:
         rows_beside_figures=ROWS_BESIDE_FIGURES,
         token_chars=untrusted.TOKEN_CHARS,
         cut_note=cut_note,
+        breakable=untrusted.breakable,
         token=untrusted.token,
         cut=untrusted.cut,
         tail=untrusted.tail,

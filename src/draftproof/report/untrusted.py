@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 TOKEN_CHARS = 120
 ANY_CHARS = 8000
@@ -52,6 +52,11 @@ def shown(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return visible(without_homes(cut(value, ANY_CHARS)))
+
+
+def breakable(text: str) -> Markup:
+    """A name that a narrow column may break after an underscore, and nowhere else that is a word."""
+    return escape(shown(text)).replace("_", Markup("_<wbr>"))
 
 
 def token(text: str) -> Markup:
