@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftproof.drafters import heads
 from draftproof.drafters.command import entry_toml
 from draftproof.drafters.features import FINAL, Features, auxiliary_layers, open_features, write_features
-from draftproof.drafters.train import Schedule, Trainer
+from draftproof.drafters.train import Finish, Schedule, Trainer, stages_of
 
 VOCABULARY = 64
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
@@ -249,6 +249,32 @@ def test_a_checkpoint_of_another_schedule_is_not_used(target: Any, features: Fea
     assert trainer_of("mtp", target, features, epochs=3).restore(path) == (0, 0.0)
 
 
+def test_a_second_stage_adds_its_texts_to_some_of_the_first(target: Any, features: Features, tmp_path: Path) -> None:
+    finish = Finish(kinds=["b"], replay=4, epochs=2, learning_rate=1e-4)
+    alone, trainer = (trainer_of("mtp", target, features, finish=given, epochs=3) for given in (None, finish))
+    kinds = features.index.kinds
+    first, second = trainer.stages
+    assert {kinds[text] for text in first.texts} == {"a"}
+    assert sorted(kinds[text] for text in second.texts) == ["a"] * 4 + ["b"] * 11
+    assert {kinds[text] for text in trainer.held} == {"a", "b"}
+    assert not set(trainer.held) & {*first.texts, *second.texts}
+    assert (first.start, first.stop, second.start, second.stop) == (0, 6, 6, 12)
+    planned = [list(trainer.plan(stage)) for stage in trainer.stages]
+    assert [step for stage in planned for step, _ in stage] == list(range(12))
+    trainer.run(tmp_path / "checkpoint.safetensors", lambda _: None)
+    assert len(trainer.losses) == trainer.steps == 12
+    assert len(alone.stages) == 1
+
+
+def test_held_out_texts_do_not_depend_on_a_second_stage() -> None:
+    kinds = ["a"] * 90 + ["b"] * 30
+    finish = Finish(kinds=["b"], replay=4, epochs=1, learning_rate=1e-4)
+    held, stages = stages_of(kinds, schedule(finish=finish))
+    before, (only,) = stages_of(kinds[:90], schedule())
+    assert held[: len(before)] == before
+    assert stages[0].texts == only.texts
+
+
 def test_held_out_acceptance_counts_a_position_only_after_all_before_it(
     target: Any, features: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +285,7 @@ def test_held_out_acceptance_counts_a_position_only_after_all_before_it(
         return [always, torch.zeros_like(always), always]
 
     monkeypatch.setattr(trainer, "right", right)
-    held = trainer.measure(trainer.texts)
+    held = trainer.measure(trainer.stages[0].texts)
     assert held.positions == [1.0, 0.0, 0.0]
     assert held.length == 2.0
 
@@ -347,6 +373,18 @@ def test_material_is_sampled_to_its_end_and_answers_have_full_length(recipe: Rec
     assert {request.sampling.temperature for request in answers} == {0.0, recipe.temperature}
 
 
+def test_repetitions_take_words_of_the_passages_but_none_of_the_workloads(recipe: Recipe, tmp_path: Path) -> None:
+    words = {**recipe.words, "never_echoed": ["two", "four"]}
+    writer = Writer(msgspec.structs.replace(recipe, words=words), Letters(), tmp_path, lambda _: None)
+    texts = [text for text in writer.texts(WritingArm) if text.kind == "echo"]
+    assert len(texts) == 5
+    for text in texts:
+        prompt = "".join(map(chr, text.prompt))
+        assert not prompt.startswith("<user>")
+        assert max(prompt.count("one"), prompt.count("three")) >= 5, prompt
+        assert not {"two", "four"} & set(prompt.replace(",", " ").split()), prompt
+
+
 def test_no_prompt_of_a_workload_is_in_the_recipe(recipe: Recipe) -> None:
     """Eight words in a row of an evaluation prompt, or a word that is to be repeated, would be a leak."""
 
@@ -363,8 +401,10 @@ def test_no_prompt_of_a_workload_is_in_the_recipe(recipe: Recipe) -> None:
             row = json.loads(line)
             text = row.get("text") or row["messages"][-1]["content"]
             assert not runs(text) & runs(ours), row["id"]
-            if workload.name == "repeat_word":
-                assert not set(text.lower().replace(":", "").split()) & set(recipe.words["words"])
+            if workload.name.startswith("repeat_"):
+                repeated = set(text.partition(":")[2].split())
+                assert not repeated & set(recipe.words["words"])
+                assert repeated <= set(recipe.words["never_echoed"])
 
 
 # --- what training leaves behind --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from draftproof.drafters.assembly import derived_sha256
 from draftproof.drafters.checks import check_shipped
 from draftproof.drafters.corpus import Recipe, Writer, read_recipe
 from draftproof.engines import LiveArm, StartRequest, open_engine
-from draftproof.engines.surroundings import cpu_model, hide_broken_vision_packages, package_version
+from draftproof.engines.surroundings import hide_broken_vision_packages, package_version
 from draftproof.errors import rule
 from draftproof.models import resolve_target
 from draftproof.plan import ArmSpec
@@ -125,7 +125,7 @@ class Bench:
                 "positions": [round(value, 3) for value in held.positions],
                 "acceptance_length_by_kind": {kind: round(value, 2) for kind, value in held.kinds.items()},
             },
-            "machine": {"device": self.device, "cpu": cpu_model(), "threads": torch.get_num_threads()},
+            "machines": trainer.machines,
             "versions": {name: found for name in PACKAGES if (found := package_version(name))},
         }
         text = msgspec.json.format(msgspec.json.encode(card), indent=1)

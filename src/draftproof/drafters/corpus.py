@@ -8,6 +8,7 @@ own, and a batch that is there is not written again: a killed run goes on where 
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ class Answers(Entry, frozen=True, kw_only=True):
     sum: int
     problem: int
     repeat: int
+    echo: int
+    """Plain texts that say a word or a few over and over; not questions, which this target does not answer so."""
 
 
 class Recipe(Entry, frozen=True, kw_only=True):
@@ -197,6 +200,7 @@ class Writer:
             ("sum", self._chats("sums", counts.sum, rng), 0.0),
             ("problem", self._chats("problems", counts.problem, rng), 0.0),
             ("repeat", self._chats("repeats", counts.repeat, rng), 0.0),
+            ("echo", self._echoes(counts.echo, rng, written["passage"]), 0.0),
         ]
         return [
             Batch(kind=kind, prompts=rows, tokens=counts.tokens, temperature=temperature, ignore_eos=True)
@@ -241,6 +245,18 @@ class Writer:
                 values["text"] = texts[index % len(texts)]
             prompts.append(self._chat(form.format(**values)))
         return prompts
+
+    def _echoes(self, count: int, rng: random.Random, passages: list[str]) -> list[list[int]]:
+        """`count` plain texts that repeat a word or two of the target's own passages.
+
+        A new word each: a drafter shall learn to go on with any word, and not with those that it saw.
+        """
+        never = set(self._recipe.words["never_echoed"])
+        words = sorted({word for text in passages for word in re.findall(r"\b[a-z]{3,}\b", text)} - never)
+        rng.shuffle(words)
+        words *= 2 * count // len(words) + 1
+        forms = self._deal("echoes", count, rng)
+        return [self._raw(form.format(word=words[2 * at], other=words[2 * at + 1])) for at, form in enumerate(forms)]
 
     def _turns(self, material: list[Text]) -> list[str]:
         """The user turns that the target wrote: opening and all, at least a few words long."""

@@ -20,11 +20,22 @@ from torch import Tensor, nn
 from draftproof.building import Say
 from draftproof.drafters.features import FINAL, Features
 from draftproof.drafters.heads import Context, Draft, Eagle3, Head, Norm, Sizes, rotary
+from draftproof.engines.surroundings import cpu_model
 from draftproof.spec import Entry
 
 CHECKPOINT_STEPS = 100
 NEGATIVES = 1024
 """Random tokens that stand beside the frequent ones where the output matrix has the whole vocabulary."""
+
+
+class Finish(Entry, frozen=True, kw_only=True):
+    """A second stage, short and slow: kinds of text that the first did not see, among texts that it did."""
+
+    kinds: list[str]
+    replay: int
+    """Texts of the first stage, so that what was learned there stays."""
+    epochs: int
+    learning_rate: float
 
 
 class Schedule(Entry, frozen=True, kw_only=True):
@@ -44,6 +55,18 @@ class Schedule(Entry, frozen=True, kw_only=True):
     frequent: int
     """Most frequent tokens that the loss compares."""
     seed: int = 0
+    finish: Finish | None = None
+
+
+class Stage(NamedTuple):
+    """Steps ``start`` to ``stop``: `epochs` over `texts`, each in an order of its own, counted from `epoch`."""
+
+    texts: list[int]
+    epochs: int
+    epoch: int
+    learning_rate: float
+    start: int
+    stop: int
 
 
 class Batch(NamedTuple):
@@ -92,29 +115,31 @@ class Trainer:
         self.norm = Norm(self.sizes.hidden, self.sizes.eps).to(device)
         self.norm.weight.data.copy_(target.model.norm.weight)
         self.frequent = torch.tensor(sorted(vocabulary[: schedule.frequent]), device=device)
-        texts = list(range(len(features.index.prompt_tokens)))
-        random.Random(schedule.seed).shuffle(texts)
-        held = max(1, min(256, len(texts) // 20))
-        self.held, self.texts = texts[:held], texts[held:]
+        self.held, self.stages = stages_of(features.index.kinds, schedule)
         weights = [weight for weight in module.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.weights = weights
-        self.steps = schedule.epochs * (len(self.texts) // schedule.texts_per_step)
+        self.steps = self.stages[-1].stop
         self.losses: list[float] = []
+        self.machines: list[str] = []
+        """What it was trained on, session by session where that changed."""
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def order(self, epoch: int) -> Iterator[list[int]]:
-        """The texts of an epoch in steps: shuffled, then texts of like length together."""
-        rng = random.Random(f"{self.schedule.seed}-{epoch}")
-        texts, size = list(self.texts), self.schedule.texts_per_step
-        rng.shuffle(texts)
-        steps: list[list[int]] = []
-        for at in range(0, len(texts), 16 * size):
-            group = sorted(texts[at : at + 16 * size], key=self.length_tokens)
-            steps.extend(group[i : i + size] for i in range(0, len(group) - size + 1, size))
-        rng.shuffle(steps)
-        return iter(steps)
+    def plan(self, stage: Stage) -> Iterator[tuple[int, list[int]]]:
+        """The steps of a stage with their texts: shuffled, then texts of like length together."""
+        size, step = self.schedule.texts_per_step, stage.start
+        for epoch in range(stage.epoch, stage.epoch + stage.epochs):
+            rng = random.Random(f"{self.schedule.seed}-{epoch}")
+            texts = list(stage.texts)
+            rng.shuffle(texts)
+            steps: list[list[int]] = []
+            for at in range(0, len(texts), 16 * size):
+                group = sorted(texts[at : at + 16 * size], key=self.length_tokens)
+                steps.extend(group[i : i + size] for i in range(0, len(group) - size + 1, size))
+            rng.shuffle(steps)
+            yield from enumerate(steps, step)
+            step += len(steps)
 
     def length_tokens(self, text: int) -> int:
         rows = self.features.rows(text)
@@ -243,24 +268,26 @@ class Trainer:
     def run(self, checkpoint: Path, say: Say) -> float:
         """Train to the end, from the checkpoint where there is one; returns the seconds that it took, all sessions."""
         done, before_s = self.restore(checkpoint)
+        machine = f"{cpu_model()}, {torch.get_num_threads()} threads" if self.device == "cpu" else self.device
+        self.machines += [machine] * (machine not in self.machines[-1:])
         started = time.monotonic()
         rng = torch.Generator()
-        per_epoch = max(1, self.steps // self.schedule.epochs)
-        for epoch in range(done // per_epoch, self.schedule.epochs):
-            for number, texts in enumerate(self.order(epoch)):
-                step = epoch * per_epoch + number
-                if step < done or number >= per_epoch:
+        for stage in self.stages:
+            if done <= stage.start:
+                self.optimizer.state.clear()
+            for step, texts in self.plan(stage):
+                if step < done:
                     continue
                 rng.manual_seed(self.schedule.seed * 1_000_003 + step)
                 for group in self.optimizer.param_groups:
-                    group["lr"] = self.schedule.learning_rate * self.pace(step)
+                    group["lr"] = stage.learning_rate * pace(step - stage.start, stage.stop - stage.start)
                 self.optimizer.zero_grad()
                 loss = self.loss(self.batch(texts), rng)
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.weights, 1.0)
                 self.optimizer.step()
                 self.losses.append(round(loss.item(), 4))
-                if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == self.steps:
+                if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == stage.stop:
                     seconds = before_s + time.monotonic() - started
                     self.keep(checkpoint, step + 1, seconds)
                     recent = self.losses[-CHECKPOINT_STEPS:]
@@ -272,13 +299,6 @@ class Trainer:
                     )
         return before_s + time.monotonic() - started
 
-    def pace(self, step: int) -> float:
-        """Learning rate over its maximum: a short rise, then a cosine down to a fiftieth."""
-        rise = min(40, max(1, self.steps // 20))
-        if step < rise:
-            return (step + 1) / rise
-        return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
-
     def keep(self, path: Path, step: int, seconds: float) -> None:
         tensors = {f"weight.{name}": weight.detach() for name, weight in self.module.state_dict().items()}
         for number, weight in enumerate(self.weights):
@@ -289,6 +309,7 @@ class Trainer:
             "seconds": str(seconds),
             "losses": msgspec.json.encode(self.losses).decode(),
             "schedule": msgspec.json.encode(self.schedule).decode(),
+            "machines": msgspec.json.encode(self.machines).decode(),
         }
         temporary = path.with_suffix(".part")
         save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, temporary, facts)
@@ -313,4 +334,38 @@ class Trainer:
                     name.removeprefix(start): file.get_tensor(name) for name in names if name.startswith(start)
                 }
         self.losses = msgspec.json.decode(facts["losses"].encode(), type=list[float])
+        self.machines = msgspec.json.decode(facts["machines"].encode(), type=list[str])
         return int(facts["step"]), float(facts["seconds"])
+
+
+def stages_of(kinds: list[str], schedule: Schedule) -> tuple[list[int], list[Stage]]:
+    """Held-out texts, and the stages. What is held out of the first stage is so with and without a second."""
+
+    def dealt(texts: list[int]) -> tuple[list[int], list[int]]:
+        random.Random(schedule.seed).shuffle(texts)
+        held = max(1, min(256, len(texts) // 20))
+        return texts[:held], texts[held:]
+
+    def steps(texts: list[int], epochs: int) -> int:
+        return epochs * (len(texts) // schedule.texts_per_step)
+
+    finish = schedule.finish
+    late = set(finish.kinds) if finish else set()
+    held, texts = dealt([text for text, kind in enumerate(kinds) if kind not in late])
+    stop = steps(texts, schedule.epochs)
+    stages = [Stage(texts, schedule.epochs, 0, schedule.learning_rate, 0, stop)]
+    if finish is not None:
+        held_late, late_texts = dealt([text for text, kind in enumerate(kinds) if kind in late])
+        held += held_late
+        mixed = late_texts + texts[: finish.replay]
+        end = stop + steps(mixed, finish.epochs)
+        stages.append(Stage(mixed, finish.epochs, schedule.epochs, finish.learning_rate, stop, end))
+    return held, stages
+
+
+def pace(step: int, steps: int) -> float:
+    """Learning rate over its maximum: a short rise, then a cosine down to a fiftieth."""
+    rise = min(40, max(1, steps // 20))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
