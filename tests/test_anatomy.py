@@ -121,6 +121,24 @@ def test_deciles_weighed_by_their_steps_are_the_whole(several: list[list[int]]) 
         assert len(row) == -(-(request.emitted - 1) // found.heat.tokens_per_bin) <= MAP_BINS
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), steps), min_size=1, max_size=8), st.integers(1, 7))
+def test_bins_are_those_of_a_walk_from_token_to_token(several: list[tuple[str, list[int]]], width: int) -> None:
+    requests = [made(prompt, accepted) for prompt, accepted in several]
+    slow: dict[str, dict[int, list[float]]] = {}
+    for request in requests:
+        token, bins = 0, slow.setdefault(request.prompt_id, {})
+        for size in (request.sizes or [])[1:]:
+            for _ in range(size):
+                sums = bins.setdefault(token // width, [0, 0.0])
+                sums[0] += 1
+                sums[1] += 1 / size
+                token += 1
+    found = Along(requests).bins(width)
+    assert list(found) == list(slow)
+    for prompt, bins in slow.items():
+        assert found[prompt].tolist() == pytest.approx([tokens / parts for tokens, parts in bins.values()])
+
+
 def test_acceptance_that_rises_along_the_output_shows_in_the_tenths() -> None:
     rising = [made(f"p{n}", [0] * 20 + [3] * 5) for n in range(3)]
     (group,) = length_groups(Along(rising))

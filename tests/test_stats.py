@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from draftproof.analysis.pairs import speed_pairs
-from draftproof.analysis.stats import BCA_FROM_CLUSTERS, PairSums, Ratio, paired_ratio, ratio_of_totals, wilson
+from draftproof.analysis.stats import (
+    BCA_FROM_CLUSTERS,
+    PairSums,
+    Ratio,
+    paired_ratio,
+    quantiles,
+    ratio_of_totals,
+    wilson,
+)
 from draftproof.records import UnitKey
 from tests.factories import make_block
 
@@ -244,6 +252,21 @@ def test_wilson_is_its_formula_and_mirrors_itself(case: tuple[int, int]) -> None
     low, high = wilson(x, n)
     assert (low, high) == pytest.approx((max(0.0, centre - reach), min(1.0, centre + reach)), abs=1e-9)
     assert wilson(n - x, n) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+# -- quantiles -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60),
+    st.lists(st.floats(0, 1) | st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95]), min_size=1, max_size=5),
+)
+def test_quantiles_are_numpys_bit_by_bit(values: list[float], shares: list[float]) -> None:
+    assert quantiles(values, shares) == np.quantile(values, shares).tolist()
+
+
+def test_a_quantile_of_what_is_no_number_is_none() -> None:
+    assert math.isnan(quantiles([1.0, math.nan, 2.0], [0.0])[0])
 
 
 # -- blocks to pairs -------------------------------------------------------------------------------------------------

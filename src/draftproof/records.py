@@ -423,16 +423,16 @@ class RunFolder:
             write_atomic(self.path / "prompts.jsonl", b"".join(row + b"\n" for row in rows))
 
 
-def write_atomic(path: Path, payload: bytes) -> None:
-    """Write beside and move in place: a reader sees the old file or the new one."""
+def write_atomic(path: Path, payload: bytes | Iterable[bytes]) -> None:
+    """Write beside and move in place: a reader sees the old file or the new one. `payload`: whole or in pieces."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
-            file.write(payload)
+            file.writelines([payload] if isinstance(payload, bytes) else payload)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 
 from draftproof.comparison import Compared
@@ -30,12 +34,33 @@ def summary_of(results: RunResults, compared: Compared | None = None) -> Summary
     )
 
 
+def formatted(value: Any, newline: bytes = b"\n") -> Iterator[bytes]:
+    """What `msgspec.json.format` makes of `value`, piece by piece: as one text a run of thousands of cells is hundreds
+    of megabytes. No string holds a line's end as such: JSON escapes it."""
+    inner = newline + b"  "
+    if isinstance(value, msgspec.Struct):
+        opening = b"{"
+        for name in value.__struct_fields__:
+            field = getattr(value, name)
+            if field is not msgspec.UNSET:
+                yield opening + inner + msgspec.json.encode(name) + b": "
+                yield from formatted(field, inner)
+                opening = b","
+        yield newline + b"}" if opening == b"," else b"{}"
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            text = msgspec.json.format(msgspec.json.encode(item))
+            yield (b"," if number else b"[") + inner + text.replace(b"\n", inner)
+        yield newline + b"]"
+    else:
+        yield msgspec.json.format(msgspec.json.encode(value)).replace(b"\n", newline)
+
+
 def write_report(folder: RunFolder, results: RunResults, compared: Compared | None = None) -> None:
     """Write all three beside the records; an unfinished run is rendered too, and says that it is."""
     header = folder.header()
     with folder.writing("write the report"):
-        payload = msgspec.json.format(msgspec.json.encode(summary_of(results, compared)))
-        write_atomic(folder.path / "summary.json", payload + b"\n")
+        write_atomic(folder.path / "summary.json", itertools.chain(formatted(summary_of(results, compared)), [b"\n"]))
         made = sections(Page(results, header, compared))
         write_atomic(folder.path / "summary.md", render_markdown(results, header, made).encode())
         write_atomic(folder.path / "index.html", render_html(results, header, made).encode())
