@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -22,7 +23,7 @@ from draftproof.spec import Cell, MatrixRow, Study
 
 PICTURE = "data:image/png;base64,"
 """What a map of a figure may hold; no other address is allowed on a page."""
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -340,6 +341,16 @@ def page(results: RunResults, of: RunHeader | None = None) -> Page:
     assert "url(" not in style
     assert "@import" not in style
     return found
+
+
+FOLDED = re.compile(r'<details class="note"><summary>[^<]*</summary><p>[^<]*</p></details>\s*')
+"""The rest of a note: how long its names are decides whether it is folded."""
+
+
+def unfolded(results: RunResults) -> Page:
+    """A page without what is folded of its notes, which may hold no tag."""
+    page(results)
+    return Page(FOLDED.sub("", render_html(results, header())))
 
 
 def markdown_tags(text: str) -> set[str]:

@@ -97,7 +97,7 @@ def test_the_section_is_on_the_page_and_in_markdown() -> None:
     for where in (shown, text):
         for what in (
             "Against base",
-            "Red against 1 run(s): red: t-ngram-w-b2 (system), t-ngram-w-b2 (end to end)",
+            "Red against 1 run: regressed: t-ngram-w-b2 (system), t-ngram-w-b2 (end to end)",
             "Before: base; now: new.",
             "REGRESSED",
             "system: seconds of a step over no-SD's",
@@ -232,7 +232,7 @@ def test_held_fields_that_differ_are_red_with_both_values_and_nothing_is_judged(
     assert "&#39;this &lt;CPU&gt;&#39;" in text
     assert not table(of, "against-moves").body
     assert against.tables(of)[0] == held
-    assert Page(text).text.count("Not judged against 1 run(s): 4 of 4 gates not judged") == 1
+    assert Page(text).text.count("Not judged against 1 run: 4 of 4 gates not judged") == 1
 
 
 def test_a_cell_that_is_held_otherwise_stands_alone() -> None:

@@ -186,7 +186,7 @@ def test_policies_are_drawn_beside_what_was_measured() -> None:
     measured = [line for line in axes.lines if line.get_label() == "measured"]
     assert ys(measured[0]) == [1.4] * 3
     assert measured[0].get_color() == ours.colour
-    assert ["ngram", "chat", "oracle", "2.20x (50%)", "2.10x (50%)", "2.00x (50%)"] in table.body
+    assert ["ngram", "chat", "oracle", "2.20x (50 %)", "2.10x (50 %)", "2.00x (50 %)"] in table.body
     assert ["ngram", "chat", "bound", "2.40x", "2.30x", "2.20x"] in table.body
     assert ["ngram", "chat", "measured", *["1.40x [1.30, 1.50]"] * 3] in table.body
     assert ["ngram", "chat", "measured oracle", *["2.00x [1.90, 2.10]"] * 3] in table.body
@@ -262,10 +262,10 @@ def test_predictions_stand_beside_what_was_measured_with_their_errors(tmp_path: 
     results = with_bounds(predicted=found)
     table = of(predicted_table(results))
     assert table.body == [
-        ["ngram", "chat", "1", "1.50x [1.40, 1.60]", "1.35x", "-10.0%", "1.20x", "-20.0%"],
-        ["eagle", "chat", "4", "0.80x", "0.84x", "+5.0%", "-", "-"],
+        ["ngram", "chat", "1", "1.50x [1.40, 1.60]", "1.35x", "-10.0 %", "1.20x", "-20.0 %"],
+        ["eagle", "chat", "4", "0.80x", "0.84x", "+5.0 %", "-", "-"],
     ]
-    assert "Median absolute error 7.5% over 2 cells, held out 20.0% over 1." in table.note
+    assert "Median absolute error 7.5 % over 2 cells, held out 20.0 % over 1." in table.note
     assert "Predicted from step times" in page(results).text
     assert predicted_table(with_bounds()) is None
 

@@ -48,7 +48,7 @@ def test_every_claim_is_shown_with_both_verdicts_and_its_source() -> None:
 def test_the_sentence_above_counts_verdicts() -> None:
     """Of this run two: it is faster, at a small batch size and so at every one that ran."""
     note = table(run(reference(), cell())).note
-    assert f"On this run 2 of {len(CLAIMS)} claims hold, 0 are contradicted, {len(CLAIMS) - 2} were not tested" in note
+    assert f"On this run, of {len(CLAIMS)} claims: 2 hold, 0 contradicted, {len(CLAIMS) - 2} not tested" in note
     assert "in the paper's own figures 21 of" in note
 
 

@@ -56,6 +56,7 @@ from tests.reporting import (
     reference,
     run,
     sameness,
+    unfolded,
 )
 
 
@@ -416,9 +417,8 @@ def hostile(text: str) -> RunResults:
     "text", [*HOSTILE, "<" * 100_000, "`" * 50 + "|" * 50, "- [ ] x\n\n# y", "\N{RIGHT-TO-LEFT MARK}"]
 )
 def test_untrusted_text_breaks_no_table(text: str) -> None:
-    found = page(hostile(text))
-    plain = page(hostile("harmless"))
-    known = {"span", "i", "code"}  # of tokens only: named characters, an empty token
+    plain, found = (unfolded(hostile(given)) for given in ("harmless", text))
+    known = {"span", "i", "code", "wbr"}  # named characters and an empty text of tokens; where names may break
     assert [tag for tag in found.tags if tag not in known] == [tag for tag in plain.tags if tag not in known]
     assert all(char.isprintable() or char in "\n\t" for char in found.text)
     shown = render_markdown(hostile(text), header())

@@ -116,7 +116,7 @@ def test_gates_that_one_reason_stops_are_one_line() -> None:
     found = compare([make_run("base", sets=3)], [make_run(sets=3)], make_limits())
     assert comparison_lines(found) == [
         "INSUFFICIENT 4 gates (t-ngram-w-b2, t-no_sd-w-b2): 3 prompt sets in common; a gate needs 12",
-        "not judged against 1 run(s): 4 of 4 gates not judged (0 tests, Holm)",
+        "not judged against 1 run: 4 of 4 gates not judged (0 tests, Holm)",
     ]
 
 
@@ -132,7 +132,7 @@ def test_of_many_gates_the_most_important_are_told() -> None:
     assert len(found.findings) == 3 * 41
     assert lines[0].startswith("REGRESSED    t-ngram-w-b2, system [ngram]")
     assert lines[GATES_SHOWN] == f"and {3 * 41 - GATES_SHOWN} more gates, in the report"
-    assert lines[-1].startswith("red against 1 run(s)")
+    assert lines[-1].startswith("red against 1 run")
 
 
 def test_a_reason_of_others_is_made_visible() -> None:

@@ -409,7 +409,7 @@ def test_an_unchanged_rerun_is_green(recorded: dict[str, Bench], overlay: Path) 
         assert code == 0, text
         lines = text.splitlines()
         assert [line.split()[0] for line in lines] == ["PASS"] * 8 + ["green"]
-        assert lines[-1] == "green against 1 run(s): nothing moved beyond its limit (8 tests, Holm)"
+        assert lines[-1] == "green against 1 run: nothing moved beyond its limit (8 tests, Holm)"
 
 
 def test_a_planted_slowdown_is_red_by_variant_and_gate(recorded: dict[str, Bench], overlay: Path) -> None:
@@ -419,7 +419,7 @@ def test_a_planted_slowdown_is_red_by_variant_and_gate(recorded: dict[str, Bench
     assert lines[0].startswith(f"REGRESSED    {CELL}, system [perfect]: seconds of a step over no-SD's 2.")
     assert lines[1].startswith(f"REGRESSED    {CELL}, end to end [perfect]: speedup 1.")
     assert [line.split()[0] for line in lines[2:4]] == ["PASS"] * 2
-    assert lines[-1] == f"red against 1 run(s): red: {CELL} (system), {CELL} (end to end) (8 tests, Holm)"
+    assert lines[-1] == f"red against 1 run: regressed: {CELL} (system), {CELL} (end to end) (8 tests, Holm)"
     code, text = compared(recorded, overlay, "slow", "first")
     assert code == 0
     assert f"better: {CELL} (system), {CELL} (end to end)" in text
@@ -431,7 +431,7 @@ def test_a_run_is_compared_with_all_runs_of_a_baseline(
     path = saved(tmp_path, snapshot(recorded["first"]), snapshot(recorded["again"]))
     code, text = compared(recorded, overlay, path, "slow")
     assert code == 1
-    assert text.splitlines()[-1].startswith("red against 2 run(s): ")
+    assert text.splitlines()[-1].startswith("red against 2 runs: ")
 
 
 def test_a_baseline_of_another_machine_is_incomparable(
@@ -456,7 +456,7 @@ def test_json_and_markdown_say_the_same(recorded: dict[str, Bench], overlay: Pat
     code, text = compared(recorded, overlay, "first", "slow", "--markdown")
     assert code == 1
     lines = text.splitlines()
-    assert lines[0].startswith("**red against 1 run(s): ")
+    assert lines[0].startswith("**red against 1 run: ")
     assert lines[2:4] == ["| verdict | cell | gate | arm | what was measured |", "|---|---|---|---|---|"]
     assert lines[4].startswith(f"| REGRESSED | {CELL} | system | perfect | seconds of a step ")
     assert len(lines) == 12
@@ -496,7 +496,7 @@ def test_the_suite_is_green_against_a_folder_of_baselines(
     result.stdout.fnmatch_lines(
         [
             f"PASS *{CELL}, system ?perfect?: *",
-            "green against 1 run(s): nothing moved beyond its limit (8 tests, Holm)",
+            "green against 1 run: nothing moved beyond its limit (8 tests, Holm)",
             "SKIPPED *needs two cells of the variant that can be compared; see test_regression of each",
         ]
     )

@@ -87,7 +87,7 @@ def test_a_report_holds_what_moved_and_judges_nothing(
     run, base = copied("slow"), recorded["before"].folder.path
     code, text = invoke("report", str(run), "--compare", str(base), "--sd-catalog", str(overlay))
     assert code == 0
-    assert f"red against 1 run(s): red: {CELL} (system), {CELL} (end to end) (4 tests, Holm)" in text
+    assert f"red against 1 run: regressed: {CELL} (system), {CELL} (end to end) (4 tests, Holm)" in text
     assert text.rstrip().endswith(f"report: {run / 'index.html'}")
     check_red(texts(run))
     assert invoke("compare", str(base), str(run), "--sd-catalog", str(overlay))[0] == 1
@@ -193,7 +193,7 @@ def test_another_machine_is_shown_in_red_and_not_judged(
     there = msgspec.structs.replace(here, held={**here.held, "cpu": "another <b>processor</b>"})
     path = baselines.save(there, tmp_path / "kept")
     code, text = invoke("report", str(run), "--compare", str(path), "--sd-catalog", str(overlay))
-    assert (code, "not judged against 1 run(s): 4 of 4 gates not judged" in text) == (0, True)
+    assert (code, "not judged against 1 run: 4 of 4 gates not judged" in text) == (0, True)
     shown = texts(run)
     assert "Held fields differ, so that nothing is judged" in shown["index.html"]
     assert "&#39;another &lt;b&gt;processor&lt;/b&gt;&#39;" in shown["index.html"]
@@ -294,7 +294,7 @@ def test_a_session_with_a_baseline_leaves_the_same_section(
     result, outcomes = outcomes_of(suites, *options, *tests)
     assert ("failed" in outcomes.values()) == (REGRESSION in tests)
     assert result.ret == (1 if REGRESSION in tests else 0)
-    result.stdout.fnmatch_lines([f"red against 1 run(s): red: {CELL} (system), {CELL} (end to end) *"])
+    result.stdout.fnmatch_lines([f"red against 1 run: regressed: {CELL} (system), {CELL} (end to end) *"])
     told = "the comparison is red, and no test fails by it: tests_perf/test_regression.py was not run"
     assert (told in result.stdout.str()) == (REGRESSION not in tests)
     check_red(texts(report_folder(suites)))

@@ -159,7 +159,8 @@ def acceptance_facts(one: Counted, anatomy: Anatomy) -> Iterator[Fact]:
         for number, tenth in enumerate(group.deciles, start=1):
             value = value_of(tenth) if tenth else None
             if value:
-                detail = f"outputs of {group.least_tokens} to {group.most_tokens} tokens"
+                longer = f" to {group.most_tokens}" if group.most_tokens > group.least_tokens else ""
+                detail = f"outputs of {group.least_tokens}{longer} tokens"
                 yield one.fact("step_tokens", value, part=str(number), detail=detail)
     variation = request_variation(anatomy)
     if variation:

@@ -40,8 +40,8 @@ def predicted_table(results: RunResults) -> Table | None:
     note = (
         "By draftproof calibrate --validate: recorded steps replayed through stage times that were fitted to the run's "
         "stages blocks, with the run's own acceptance. Held out: by a fit to the steps of the other workloads. Median "
-        f"absolute error {median_error(errors):.1%} over {len(errors)} cells"
-        + (f", held out {median_error(unseen):.1%} over {len(unseen)}." if unseen else ".")
+        f"absolute error {100 * median_error(errors):.1f} % over {len(errors)} cells"
+        + (f", held out {100 * median_error(unseen):.1f} % over {len(unseen)}." if unseen else ".")
     )
     body = [
         [
@@ -50,9 +50,9 @@ def predicted_table(results: RunResults) -> Table | None:
             str(row.batch_size),
             f"{row.measured:.2f}x" + (f" [{row.low:.2f}, {row.high:.2f}]" if row.low and row.high else ""),
             f"{row.predicted:.2f}x",
-            f"{row.error:+.1%}",
+            f"{100 * row.error:+.1f} %",
             "-" if row.held_out is None else f"{row.held_out:.2f}x",
-            "-" if row.held_out_error is None else f"{row.held_out_error:+.1%}",
+            "-" if row.held_out_error is None else f"{100 * row.held_out_error:+.1f} %",
         ]
         for target, row in rows
     ]
@@ -135,7 +135,7 @@ def reached_figure(name: str, title: str, rows: list[Reached]) -> Figure:
     shown = dict(list(lines.items())[:LINES])
     sizes = sorted({row.batch_size for row in rows})
     shares = [row.share for row in rows if row.share]
-    low = max(LEAST_SHARE, min(0.0, *[1.1 * share.value for share in shares]))
+    low = max(LEAST_SHARE, min(0.0, *[1.05 * share.low for share in shares]))
     axis = Axis(title="share of the oracle's gain", low=low, high=max(1.0, *[1.05 * s.value for s in shares]), rule=0.0)
     if len(sizes) == 1:
         marked = [
@@ -215,7 +215,7 @@ def simulated_table(results: RunResults) -> Table | None:
     return Table(
         name="simulated",
         title="Simulated policies",
-        note=note + left_out(results),
+        note=left_out(results) + note,
         head=["variant", "workload", "policy", *[f"B = {size}" for size in sizes]],
         body=[line for panel in shown for line in simulated_rows(results, panel, sizes)],
         names=3,
@@ -230,7 +230,7 @@ SIMULATED_MARKS = "Thin and hollow: simulated. Filled, with 95 % intervals: meas
 
 
 def left_out(results: RunResults) -> str:
-    return "".join(f" {note}." for note in results.bounds.notes)
+    return "".join(f"{note}. " for note in results.bounds.notes)
 
 
 def targets_of(results: RunResults) -> list[str]:
@@ -255,7 +255,7 @@ def commands_table(results: RunResults) -> Table | None:
         name="simulated",
         title="Simulated policies",
         note="Nothing simulated is in the run's folder (RUN). These commands bring fixed k, oracle, combination and "
-        "bound into it." + left_out(results),
+        "bound into it. " + left_out(results),
         head=["makes", "command"],
         body=[["cost models", "draftproof calibrate RUN"], *body, ["the report", "draftproof report RUN"]],
         names=2,
@@ -340,7 +340,7 @@ def simulated_rows(results: RunResults, panel: Panel, sizes: list[int]) -> list[
 def simulated_text(cell: Cell | None) -> str:
     if cell is None:
         return "-"
-    share = "" if cell.share_of_bound is None or cell.policy == "bound" else f" ({cell.share_of_bound:.0%})"
+    share = "" if cell.share_of_bound is None or cell.policy == "bound" else f" ({100 * cell.share_of_bound:.0f} %)"
     return f"{cell.speedup:.2f}x{share}"
 
 

@@ -10,6 +10,7 @@ from draftproof.claims.judged import Judged, judge
 from draftproof.claims.predicates import Word
 from draftproof.report.parts import Page, Section, Table
 from draftproof.report.templates import render
+from draftproof.report.words import counted as counted_of
 
 TITLE = "The paper's claims"
 NOTE = (
@@ -72,5 +73,7 @@ def counted(found: list[Judged]) -> str:
     ):
         words = [verdict.word for verdict in verdicts]
         hold, against, open_ = (words.count(word) for word in get_args(Word))
-        told.append(f"{where} {hold} of {len(words)} claims hold, {against} are contradicted, {open_} were not tested")
+        told.append(
+            f"{where}, of {counted_of(len(words), 'claim')}: {hold} hold, {against} contradicted, {open_} not tested"
+        )
     return "; ".join(told) + "."

@@ -8,7 +8,7 @@ import msgspec
 
 from draftproof.comparison import GREEN_EXIT, RED_EXIT, Compared, Finding
 from draftproof.gate import GREEN, RED
-from draftproof.report.words import some
+from draftproof.report.words import counted, some
 
 SENTENCES = {GREEN_EXIT: "green", RED_EXIT: "red"}
 NAMED = 12
@@ -17,13 +17,14 @@ NAMED = 12
 
 def headline(found: Compared) -> str:
     """What moved, in one sentence."""
-    red = [one for one in found.findings if one.verdict in RED]
+    regressed = [one for one in found.findings if one.verdict == "REGRESSED"]
+    failed = [one for one in found.findings if one.verdict in RED and one.verdict != "REGRESSED"]
     judged = [one for one in found.findings if one.counts]
     not_judged = [one for one in judged if one.verdict not in RED | GREEN]
     better = [one for one in found.findings if one.verdict == "IMPROVED"]
-    against = "the other build in the same rotations" if found.same_run else f"{len(found.base)} run(s)"
+    against = "the other build in the same rotations" if found.same_run else counted(len(found.base), "run")
     parts = []
-    for title, ones in (("red", red), ("better", better)):
+    for title, ones in (("regressed", regressed), ("failed", failed), ("better", better)):
         if ones:
             names = list(dict.fromkeys(f"{one.place} ({one.gate})" for one in ones))
             parts.append(f"{title}: {some(names, NAMED)}")

@@ -95,7 +95,7 @@ def curves_on(axes: Axes, curves: Sequence[Curve], longest: int) -> None:
     drawing.doublings(axes, [2**power for power in range(end.bit_length())], least_gap=1 / 8)
     axes.set_xlim(1, end * 1.06)
     axes.set_xlabel("output tokens (log scale)")
-    panels.share_axis(axes, "share of requests")
+    panels.share_axis(axes, "share still identical")
     for number, curve in enumerate(curves):
         at, shares = steps(curve.survival, longest)
         look = curve.look

@@ -11,6 +11,7 @@ from draftproof.report import marks, panels, room, view
 from draftproof.report.drawing import look
 from draftproof.report.panels import Axis, Line, Mark
 from draftproof.report.parts import Figure, Page, Section, Table
+from draftproof.report.words import counted
 from draftproof.results import CellResult, RunResults
 
 NAME = "end-to-end"
@@ -47,7 +48,7 @@ def table(results: RunResults) -> Table | None:
             f"means; vLLM and settings are not the same ({'; '.join(sources)})."
         )
     if len(rows) > len(shown):
-        note += f" Without an interval, and so left out: {len(rows) - len(shown):,} cells."
+        note += f" Without an interval, and so left out: {counted(len(rows) - len(shown), 'cell')}."
     undrawn = len(shown) - sum(map(len, units.values()))
     if undrawn:
         note += f" Not drawn, since no axis holds them: {undrawn:,}."

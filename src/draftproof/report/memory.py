@@ -101,16 +101,16 @@ def memory_table(results: RunResults) -> Table:
         head=[
             "variant",
             "weights of the target, GiB",
-            "drafter adds",
-            "parameters of the target, measured",
-            "of the drafter",
-            "resident set, GiB",
+            "weights of the drafter, GiB",
+            "parameters of the target, measured, GiB",
+            "parameters of the drafter, measured, GiB",
+            "resident set, measured, GiB",
             "KV cache of the target, KiB/token",
-            "drafter adds",
-            "both, measured",
+            "KV cache of the drafter, KiB/token",
+            "KV cache of both, measured, KiB/token",
             "KV capacity, tokens",
-            "lost to speculation, expected",
-            "measured",
+            "capacity lost, expected",
+            "capacity lost, measured",
         ],
         body=body,
         names=1,
@@ -260,7 +260,10 @@ def draw_kv(rows: Sequence[MemoryCost], sheet: Sheet) -> None:
 
 
 def keys(sheet: Sheet, *, measured: bool) -> None:
-    handles: list[Any] = [Patch(label="target", **TARGET), Patch(label="drafter: its colour", fill=False, ec=INK["fg"])]
+    handles: list[Any] = [
+        Patch(label="target", **TARGET),
+        Patch(label="drafter, in its colour", fill=False, ec=INK["fg"]),
+    ]
     if measured:
         handles.append(Line2D([], [], label="measured", **MEASURED))
     sheet.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=1.4, columnspacing=1.2)

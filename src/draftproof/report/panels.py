@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -114,7 +115,8 @@ def lines_on(axes: Axes, lines: Sequence[Line], sizes: Iterable[int], axis: Axis
     if axis.rule is not None:
         axes.axhline(axis.rule, color=INK["fg"], linewidth=1.0, zorder=1.8)
     barred = [number for number, line in enumerate(lines) if not (line.behind or line.thin)]
-    step = min(0.05, 0.3 / max(len(barred), 1))
+    gaps = [math.log2(right / left) for left, right in itertools.pairwise(shown)]
+    step = min(gaps, default=1.0) * min(0.04, 0.24 / max(len(barred), 1))
     asides = {number: 2.0 ** (step * (place - (len(barred) - 1) / 2)) for place, number in enumerate(barred)}
     return [line_on(axes, line, asides.get(number, 1.0), axis) for number, line in enumerate(lines)]
 

@@ -119,14 +119,14 @@ def place_table(choices: list[Choice], results: RunResults) -> Table:
                 chosen_text(choice, shown),
                 ratio_text(shown.net),
                 f"of {choice.candidates}: {gain_text(shown.adjusted)}" if choice.chosen else "-",
-                "; ".join(close_text(one) for one in choice.close if one.variant != shown.variant) or "-",
-                reached_text(choice),
                 break_even_text(choice.break_even) if choice.break_even else "-",
                 memory_text(choice.chosen.memory) if choice.chosen else "-",
+                "; ".join(close_text(one) for one in choice.close if one.variant != shown.variant) or "-",
+                reached_text(choice),
             ]
         )
     head = ["workload", "B", "advice", "variant", "speedup [95 %]", "gain for the best of n [95 %]"]
-    head += ["not told apart [95 %]", "of the oracle's gain [95 %]", "break-even B [95 %]", "memory it adds"]
+    head += ["break-even B [95 %]", "memory it adds", "not told apart [95 %]", "of the oracle's gain [95 %]"]
     slowed = list(dict.fromkeys(variant for choice in choices for variant in choice.slowed))
     return Table(
         name="deploy",

@@ -29,14 +29,15 @@ def builds(page: Page) -> Section | None:
 
 
 def positions(page: Page) -> Section | None:
-    """How often each draft position was accepted."""
+    """How often each draft position was accepted, of cells whose steps do not say it with intervals."""
     body = view.position_table(page.results)
     if not body:
         return None
     table = Table(
         name="draft-positions",
         title="By draft position",
-        note="Accepted at a position over drafts made: a survival, not conditional on the position before.",
+        note="By vLLM's own counters: accepted at a position / drafts made (a survival, not conditional on the one "
+        "before), of cells that the table by place in the draft does not have.",
         head=["variant", "workload", "B", "accepted at positions 1, 2, ... / drafts", "tokens accepted"],
         body=body,
         names=2,

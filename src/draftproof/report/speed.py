@@ -51,7 +51,8 @@ def estimator_table(results: RunResults) -> Table | None:
     return Table(
         name="estimators",
         title="Latency and other estimators",
-        note="Times in milliseconds over requests, median / 95th percentile; no intervals. -: not recorded.",
+        note="TTFT: time to first token, TPOT: time per output token after it, in milliseconds over requests, median / "
+        "95th percentile; AL: acceptance length, bonus token included. No intervals. -: not recorded.",
         head=["variant", "workload", "B", *[metric.title for metric in OTHER_METRICS]],
         body=body,
         names=2,

@@ -24,6 +24,7 @@ from draftproof.report.room import drawn
 from draftproof.results import RunResults
 from draftproof.stagefindings import Explained, TargetPrices
 
+DECODE = "the decode steps' time"
 MOST_BARS = 48
 """Of one panel."""
 MOST_POINTS = 120
@@ -48,7 +49,10 @@ STAGE_LOOKS: dict[str, dict[str, Any]] = {
 class Bar(NamedTuple):
     batch_size: int
     name: str
-    sums: StageSums
+    parts: Mapping[str, float]
+    """Shares by part, of those in `STAGE_LOOKS`; they add up to 1."""
+    step_s: float | None
+    """Mean seconds of a decode step."""
 
 
 def parts_of(sums: StageSums) -> dict[str, float]:
@@ -72,7 +76,8 @@ def share_figures(results: RunResults) -> tuple[list[Figure], Markup]:
     for cell in sorted(results.cells, key=view.place(results)):
         if cell.stages is not None and cell.stages.decode_s > 0:
             what = cell.cell
-            bar = Bar(what.batch_size, what.variant, cell.stages)
+            sums = cell.stages
+            bar = Bar(what.batch_size, what.variant, parts_of(sums), sums.decode_s / sums.decode_steps)
             groups.setdefault((what.target, what.workload, cell.build), []).append(bar)
     shown, left_out = drawn([*groups.items()])
     figures = [
@@ -88,26 +93,30 @@ def share_figure(title: str, name: str, bars: list[Bar]) -> Figure:
     groups: dict[int, list[Bar]] = {}
     for bar in shown:
         groups.setdefault(bar.batch_size, []).append(bar)
-    height = ROW_IN * (len(shown) + 1.4 * len(groups)) + 0.9
     return Figure(
         title=title,
         description=share_words(shown) + (f" {left_out}" if left_out else ""),
-        svg=Later(name, (4.6, height), partial(draw_shares, groups)),
+        svg=Later(name, (4.6, bar_height(groups)), partial(draw_shares, groups)),
     )
 
 
-def share_words(bars: Iterable[Bar]) -> str:
-    """Least and largest share of each part."""
-    parts = [parts_of(bar.sums) for bar in bars]
+def bar_height(groups: Mapping[int, list[Bar]]) -> float:
+    """Of a drawing, in inches; a line for the name of each group."""
+    return ROW_IN * (sum(map(len, groups.values())) + 1.4 * len(groups)) + 0.9
+
+
+def share_words(bars: Iterable[Bar], of: str = DECODE) -> str:
+    """Least and largest share of each part; `of`: what is split."""
+    parts = [bar.parts for bar in bars]
     told = [
-        f"{part} {span((100 * found[part] for found in parts), '.1f', ' %')}"
+        f"{part} {span((100 * found.get(part, 0) for found in parts), '.1f', ' %')}"
         for part in STAGE_LOOKS
-        if any(found[part] > 0 for found in parts)
+        if any(found.get(part, 0) > 0 for found in parts)
     ]
-    return f"Shares of the decode steps' time in {len(parts)} stacked bars, from 0 to 1: {'; '.join(told)}."
+    return f"Shares of {of} in {len(parts)} stacked bars, from 0 to 1: {'; '.join(told)}."
 
 
-def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet) -> None:
+def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet, of: str = DECODE) -> None:
     axes = sheet.subplots()
     ticks: dict[float, str] = {}
     boxes: dict[str, list[tuple[float, float, float, float]]] = {part: [] for part in STAGE_LOOKS}
@@ -117,11 +126,12 @@ def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet) -> None:
         axes.text(0, height + 0.5, f"B = {batch_size}", va="bottom", fontweight="bold", fontsize=8)
         for bar in bars:
             left = 0.0
-            for part, share in parts_of(bar.sums).items():
+            for part, share in bar.parts.items():
                 boxes[part].append((left, height - 0.4, share, 0.8))
                 left += share
-            milliseconds = 1000 * bar.sums.decode_s / bar.sums.decode_steps
-            axes.text(1.015, height, f"{milliseconds:.1f} ms", va="center", color=INK["soft"], fontsize=7.5)
+            if bar.step_s is not None:
+                told = f"{1000 * bar.step_s:.1f} ms"
+                axes.text(1.015, height, told, va="center", color=INK["soft"], fontsize=7.5)
             ticks[height] = named(bar.name)
             height -= 1.0
     for part, how in STAGE_LOOKS.items():
@@ -132,7 +142,7 @@ def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
-    axes.set_xlabel("share of the decode steps' time")
+    axes.set_xlabel(f"share of {of}")
     handles = [
         Patch(label=part, edgecolor=INK["bg"], linewidth=0.6, **how)
         for part, how in STAGE_LOOKS.items()

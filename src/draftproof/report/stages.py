@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftproof.analysis.rowsprice import Interval
 from draftproof.analysis.stages import OVERHEAD, STAGES, StageSums
 from draftproof.metrics import ratio_text
-from draftproof.report import stagefigures, view
+from draftproof.report import paperstages, stagefigures, view
 from draftproof.report.parts import Page, Section, Table
 from draftproof.results import RunResults
 
@@ -22,7 +22,8 @@ def section(page: Page) -> Section | None:
 
 def tables(results: RunResults) -> list[Table]:
     """Those that the run has something for."""
-    return [table for table in (shares(results), explained(results), prices(results)) if table.body]
+    made = [shares(results), paperstages.table(results), explained(results), prices(results)]
+    return [table for table in made if table is not None and table.body]
 
 
 def percent(seconds: float | None, whole_s: float) -> str:
@@ -31,7 +32,8 @@ def percent(seconds: float | None, whole_s: float) -> str:
 
 def shares(results: RunResults) -> Table:
     """Each stage in the decode steps; LM head, the parts of overhead and what no part claims apart."""
-    shown = [(cell, cell.stages) for cell in results.cells if cell.stages is not None and cell.stages.decode_s > 0]
+    ordered = sorted(results.cells, key=view.place(results))
+    shown = [(cell, cell.stages) for cell in ordered if cell.stages is not None and cell.stages.decode_s > 0]
     all_sums = [sums for _, sums in shown]
     on_device = any(sums.device_busy_s is not None for sums in all_sums)
     outside = any(sums.overhead_s.get(OUTSIDE) for sums in all_sums)
@@ -54,7 +56,7 @@ def shares(results: RunResults) -> Table:
     figures, legend = stagefigures.share_figures(results)
     return Table(
         name="shares",
-        title="Time (share of decode steps)",
+        title="Time of a decode step by stage",
         note=shares_note(all_sums),
         head=head,
         body=body,

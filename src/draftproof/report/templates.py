@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jinja2
@@ -19,6 +20,10 @@ ROWS_MOST = 300
 """Rows of one table that are shown at all: a run of thousands of cells stays readable, and its page loadable."""
 ROWS_BESIDE_FIGURES = 12
 """A longer table is folded."""
+NOTE_CHARS = 280
+NOTE_LEAST = 100
+"""What would be folded of a note must be longer."""
+SENTENCE_END = re.compile(r"(?<=[.]) (?=[A-Z])")
 
 VERDICTS: dict[Verdict, tuple[str, str, str]] = {
     "PASS": ("✓", "good", "judged, and within its limits"),
@@ -44,6 +49,25 @@ MARKS: dict[str, tuple[str, str]] = {word: (sign, tone) for word, (sign, tone, _
 }
 """Words that a table's cell may consist of -> symbol, tone."""
 
+CLAIMS: dict[str, tuple[str, str]] = {
+    "holds": ("✓", "good"),
+    "is contradicted": ("✕", "bad"),
+    "was not tested": ("○", "plain"),
+}
+"""Words that a table's cell may begin with, before a colon -> symbol, tone."""
+
+
+def note_parts(note: str) -> tuple[str, str]:
+    """The sentences above a table that are shown, at least one, and the rest, which the page folds.
+
+    A note says first what the figures are, then how they were made.
+    """
+    first, *others = SENTENCE_END.split(note)
+    while others and len(first) + len(others[0]) < NOTE_CHARS:
+        first = f"{first} {others.pop(0)}"
+    rest = " ".join(others)
+    return (f"{first} {rest}".strip(), "") if len(rest) < NOTE_LEAST else (first, rest)
+
 
 def cut_note(rows: int) -> str:
     """Above a table that has more rows than are shown."""
@@ -64,6 +88,7 @@ def environment() -> jinja2.Environment:
     made.globals.update(
         verdicts=VERDICTS,
         marks=MARKS,
+        claims=CLAIMS,
         list_shown=LIST_SHOWN,
         panels_shown=PANELS_SHOWN,
         rows_shown=ROWS_SHOWN,
@@ -71,6 +96,7 @@ def environment() -> jinja2.Environment:
         rows_beside_figures=ROWS_BESIDE_FIGURES,
         token_chars=untrusted.TOKEN_CHARS,
         cut_note=cut_note,
+        note_parts=note_parts,
         breakable=untrusted.breakable,
         token=untrusted.token,
         cut=untrusted.cut,

@@ -55,8 +55,8 @@ def shown(value: Any) -> Any:
 
 
 def breakable(text: str) -> Markup:
-    """A name that a narrow column may break after an underscore, and nowhere else that is a word."""
-    return escape(shown(text)).replace("_", Markup("_<wbr>"))
+    """A name that a narrow column may break after an underscore or a full stop, and nowhere else in a word."""
+    return escape(shown(text)).replace("_", Markup("_<wbr>")).replace(".", Markup(".<wbr>"))
 
 
 def token(text: str) -> Markup:

@@ -133,6 +133,8 @@ def noise_line(results: RunResults) -> str:
 
 
 def position_table(results: RunResults) -> list[list[str]]:
+    """Cells whose acceptance by place in the draft is in no other table."""
+    told = {(one.cell, one.build) for one in results.anatomies.cells if one.anatomy.survival}
     return [
         [
             *name(results, cell),
@@ -140,7 +142,7 @@ def position_table(results: RunResults) -> list[list[str]]:
             f"{cell.acceptance.num_accepted_tokens} of {cell.acceptance.num_draft_tokens}",
         ]
         for cell in results.cells
-        if cell.acceptance and cell.acceptance.per_position
+        if cell.acceptance and cell.acceptance.per_position and (cell.cell.id, cell.build) not in told
     ]
 
 

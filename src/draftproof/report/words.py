@@ -25,6 +25,11 @@ def some(names: Sequence[object], limit: int) -> str:
     return ", ".join(map(str, names[:limit])) + (f" and {more:,} more" if more > 0 else "")
 
 
+def counted(number: int, what: str) -> str:
+    """A number and what it counts, in the plural unless it is one."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def capital(text: str) -> str:
     """Its first letter as a capital one, the others as they are."""
     return text[:1].upper() + text[1:]
