@@ -44,6 +44,8 @@ AGAIN = "make it again with python tools/sample_report.py RUN"
 REPORTS = ("index.html", "summary.md", "summary.json")
 RECORDS = ("run.json", "records.jsonl", "prompts.jsonl", "tokens.parquet", "steps.parquet")
 """All that `analyse` reads of a finished run; some without the others would give other figures."""
+DERIVED = ("predicted-*.json", "simulated-*.json")
+"""What `draftproof calibrate --validate` and `draftproof simulate` left in the run's folder; the report shows it."""
 RECORDS_BYTES = 600_000
 
 
@@ -82,12 +84,16 @@ def without_folders(records: bytes) -> bytes:
     return b"".join(lines)
 
 
+def derived(folder: Path) -> list[str]:
+    return sorted(path.name for pattern in DERIVED for path in folder.glob(pattern))
+
+
 def make(run: Path, sample: Path) -> RunResults:
     """Render `run` into `sample`, whose former files go; `run` itself is not written to."""
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "sample"
         made.mkdir()
-        for name in RECORDS:
+        for name in (*RECORDS, *derived(run)):
             if (run / name).exists():
                 shutil.copyfile(run / name, made / name)
         folder = RunFolder(made)
@@ -98,7 +104,7 @@ def make(run: Path, sample: Path) -> RunResults:
         results = analyse(folder, catalog.thresholds, catalog=catalog)
         write_report(folder, results)
         (made / ".lock").unlink(missing_ok=True)
-        records = [made / name for name in RECORDS if (made / name).exists()]
+        records = [made / name for name in (*RECORDS, *derived(made)) if (made / name).exists()]
         if sum(path.stat().st_size for path in records) > RECORDS_BYTES:
             for path in records:
                 path.unlink()
@@ -142,7 +148,7 @@ def problems(sample: Path) -> list[str]:
     for path in sorted(sample.iterdir()):
         if path.suffix == ".png" and path.stat().st_size > SHOT_BYTES:
             found.append(f"{path.name} has more than {SHOT_BYTES:,} bytes")
-        if path.name not in (*REPORTS, *RECORDS, *SHOTS):
+        if path.name not in (*REPORTS, *RECORDS, *SHOTS, *derived(sample)):
             found.append(f"{path.name} is not of a sample")
         if path.suffix not in (".png", ".parquet"):
             found += leaks(path)
