@@ -14,11 +14,12 @@ from draftproof.analysis.acceptance import Acceptance
 from draftproof.gate import Verdict
 from draftproof.metrics import METRICS
 from draftproof.records import NoiseLine
-from draftproof.report import view
+from draftproof.report import parts, view
 from draftproof.report.html import render_html
-from draftproof.report.markdown import DIFFERENCE_HEAD, render_markdown
+from draftproof.report.markdown import DIFFERENCE_HEAD, cell_text, render_markdown
+from draftproof.report.sections import sections
 from draftproof.report.surroundings import engines
-from draftproof.report.templates import VERDICTS
+from draftproof.report.templates import VERDICTS, note_parts, render
 from draftproof.report.untrusted import token, visible
 from draftproof.results import AaResult, RunResults
 from tests.reporting import (
@@ -302,3 +303,40 @@ def test_what_arms_share_is_said_once() -> None:
     assert "async_scheduling" not in dict(shared)
     assert [(one.title.split(":")[0], one.loads) for one in arms] == [("no_sd", [12.34]), ("ngram", [12.34, 20.0])]
     assert dict(arms[1].facts)["async_scheduling"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("note", "shown"),
+    [
+        ("", ""),
+        ("One sentence.", "One sentence."),
+        ("a" * 400 + ". " + "B" * 99, "a" * 400 + ". " + "B" * 99),
+        ("a" * 400 + ". " + "B" * 100, "a" * 400 + "."),
+        ("What. " + "How. " * 100, " ".join(["What.", *["How."] * 55])),
+        ("no end " * 100, "no end " * 100),
+    ],
+)
+def test_a_long_note_is_shown_to_the_end_of_a_sentence(note: str, shown: str) -> None:
+    told, rest = note_parts(note)
+    assert told == shown.strip()
+    assert f"{told} {rest}".strip() == note.strip()
+
+
+def test_a_folded_note_is_on_the_page_and_its_table_has_it_in_markdown() -> None:
+    results = run(reference(), cell())
+    section = next(one for one in sections(parts.Page(results, header())) if one.id == "claims")
+    told, rest = note_parts(section.tables[0].note)
+    assert rest
+    shown = page(results).text
+    assert told in shown
+    assert rest in shown
+    assert cell_text(section.tables[0].note) in render_markdown(results, header())
+
+
+def test_a_claim_begins_with_a_marked_word() -> None:
+    table = parts.Table(
+        name="t", title="t", note="", head=["a"], body=[["holds: all"], ["holds"], ["it holds: all"]], names=1
+    )
+    text = str(render("tables.html.j2", tables=[table]))
+    assert text.count('class="verdict good"') == 2
+    assert "holds</span>: all" in text

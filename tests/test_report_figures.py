@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Sheet
 
 from draftproof.analysis.anatomy import anatomy_of
 from draftproof.anatomy import Anatomies, CellAnatomy
-from draftproof.report import anatomy, drawing, heatmaps, panels, room, stages
+from draftproof.report import anatomy, drawing, heatmaps, panels, room, stages, view
 from draftproof.report.drawing import INK, Later
 from draftproof.report.html import render_html
 from draftproof.report.markdown import render_markdown
@@ -425,3 +425,13 @@ def test_lost_time_is_never_below_nothing(extra_s: float | None, says: str) -> N
     shown = run(cell(), anatomies=Anatomies(cells=[CellAnatomy(cell=cell().cell.id, build="new", anatomy=found)]))
     rejected = table(shown, "rejected")
     assert rejected.body[0][rejected.head.index("lost, by drafts")] == says
+
+
+def test_positions_are_told_once() -> None:
+    """By the steps with intervals where these are known, else by vLLM's counters."""
+    known, bare = cell(), cell("eagle3")
+    found = anatomy_of(requests(0.5))
+    assert found is not None
+    results = run(known, bare, anatomies=Anatomies(cells=[CellAnatomy(cell=known.cell.id, build="new", anatomy=found)]))
+    assert [row[0] for row in view.position_table(results)] == ["eagle3"]
+    assert [row[0] for row in table(results, "by-place").body] == ["ngram", "ngram"]
