@@ -756,13 +756,13 @@ def test_a_run_is_like_itself(factor: float, length: float, luck: int) -> None:
 
 def test_the_headline_says_what_moved() -> None:
     red = report.headline(against(slower(NGRAM, 1.3)))
-    assert red == f"red against 1 run(s): red: {CELL} (system), {CELL} (end to end) (4 tests, Holm)"
+    assert red == f"red against 1 run: regressed: {CELL} (system), {CELL} (end to end) (4 tests, Holm)"
     assert report.headline(against(make_run())) == (
-        "green against 1 run(s): nothing moved beyond its limit (4 tests, Holm)"
+        "green against 1 run: nothing moved beyond its limit (4 tests, Holm)"
     )
     assert "better: t-ngram-w-b2 (system)" in report.headline(against(slower(NGRAM, 0.75)))
     none = report.headline(compare([], [make_run()], make_limits()))
-    assert none == "not judged against 0 run(s): 4 of 4 gates not judged (0 tests, Holm)"
+    assert none == "not judged against 0 runs: 4 of 4 gates not judged (0 tests, Holm)"
     builds = compare([make_run("base")], [make_run()], make_limits(), same_run=True)
     assert report.headline(builds).startswith("green against the other build in the same rotations: ")
 
@@ -788,7 +788,7 @@ def test_markdown_is_a_table_whatever_a_reason_holds() -> None:
     assert all(line.replace("\\|", "").count("|") == 6 for line in rows)
     assert all("\n" not in line for line in rows)
     assert "cat a \\| b then fell" in rows[2]
-    assert lines[0].startswith("**red against 1 run(s): red: t-ngram-a\\|b-b2 ")
+    assert lines[0].startswith("**red against 1 run: failed: t-ngram-a\\|b-b2 ")
 
 
 def test_json_holds_all_of_it() -> None:

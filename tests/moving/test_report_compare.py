@@ -71,7 +71,7 @@ def check_red(shown: dict[str, str]) -> None:
     for name in ("index.html", "summary.md"):
         text = shown[name].replace("\\", "")
         assert "REGRESSED" in text
-        assert f"red: {CELL} (system), {CELL} (end to end)" in text
+        assert f"regressed: {CELL} (system), {CELL} (end to end)" in text
     found = msgspec.json.decode(shown["summary.json"], type=Summary)
     assert not isinstance(found.against, msgspec.UnsetType)
     assert [one.verdict for one in found.against.of(CELL)] == ["PASS", "REGRESSED", "REGRESSED"]
