@@ -108,9 +108,9 @@ def test_no_sd_is_no_variant(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"verdict": "FAILED"}, "1 cells: they did not run to their end"),
-        ({"verdict": "INCOMPARABLE"}, "1 cells: settings that must be held differ from no-SD's"),
-        ({"problems": ["3 requests but 2 outputs"]}, "1 cells: their records are broken"),
+        ({"verdict": "FAILED"}, "1 cell: they did not run to their end"),
+        ({"verdict": "INCOMPARABLE"}, "1 cell: settings that must be held differ from no-SD's"),
+        ({"problems": ["3 requests but 2 outputs"]}, "1 cell: their records are broken"),
     ],
 )
 def test_what_cannot_be_trusted_is_left_out_and_counted(changes: dict[str, Any], why: str, catalog: Catalog) -> None:
@@ -125,7 +125,7 @@ def test_seconds_of_a_busy_machine_do_not_count(catalog: Catalog) -> None:
     busy = ours(waiting=0.4, stage_shares=stages)
     found = of_run(run(busy, arms=started("ngram")), catalog)
     assert {fact.quantity for fact in found.facts} == {"identical_share"}
-    assert list(found.left_out) == ["1 cells: the machine was busy (their seconds alone)"]
+    assert list(found.left_out) == ["1 cell: the machine was busy (their seconds alone)"]
     quiet = of_run(run(ours(waiting=0.05, stage_shares=stages), arms=started("ngram")), catalog)
     assert {fact.quantity for fact in quiet.facts} == {"identical_share", "speedup", "stage_share"}
 

@@ -49,11 +49,11 @@ def test_the_sentence_above_counts_verdicts() -> None:
     """Of this run two: it is faster, at a small batch size and so at every one that ran."""
     note = table(run(reference(), cell())).note
     assert f"On this run, of {len(CLAIMS)} claims: 2 hold, 0 contradicted, {len(CLAIMS) - 2} not tested" in note
-    assert "in the paper's own figures 21 of" in note
+    assert f"in the paper's own figures, of {len(CLAIMS)} claims: 21 hold" in note
 
 
 def test_what_was_left_out_is_told() -> None:
-    assert "Left out: 1 cells: they did not run to their end." in table(run(broken("ngram"))).note
+    assert "Left out: 1 cell: they did not run to their end." in table(run(broken("ngram"))).note
     assert "Left out" not in table(run(cell())).note
 
 
@@ -81,7 +81,7 @@ def test_plain_lines_say_the_same() -> None:
     assert "faster-at-every-batch: Every variant is faster" in text
     assert "  on this run: is contradicted: 0 of 1 for it, 1 against: 0.90x [0.80, 0.95] (ngram, chat, B = 1)" in text
     assert "  in the paper's own figures: is contradicted: 209 of 212" in text
-    assert text.endswith("left out, 1 cells: they did not run to their end")
+    assert text.endswith("left out, 1 cell: they did not run to their end")
     alone = "\n".join(lines(*judge(None)))
     assert "on this run" not in alone
     assert "in the paper's own figures: is contradicted: 209 of 212" in alone

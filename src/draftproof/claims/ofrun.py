@@ -71,7 +71,9 @@ def of_run(results: RunResults, catalog: Catalog) -> Evidence:
     facts += decay_facts(counted)
     for table in results.lengths:
         facts += length_facts(table, arms, catalog)
-    return Evidence(facts=facts, left_out=[f"{count} cells: {why}" for why, count in left_out.items()])
+    return Evidence(
+        facts=facts, left_out=[f"{count} {'cell' if count == 1 else 'cells'}: {why}" for why, count in left_out.items()]
+    )
 
 
 def variant_arms(results: RunResults, catalog: Catalog) -> dict[tuple[str, str], ArmLine]:
