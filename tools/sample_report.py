@@ -84,8 +84,9 @@ def without_folders(records: bytes) -> bytes:
     return b"".join(lines)
 
 
-def derived(folder: Path) -> list[str]:
-    return sorted(path.name for pattern in DERIVED for path in folder.glob(pattern))
+def kept(folder: Path) -> list[Path]:
+    """What of a run's folder goes into a sample, beside what is rendered from it."""
+    return [path for pattern in (*RECORDS, *DERIVED) for path in sorted(folder.glob(pattern))]
 
 
 def make(run: Path, sample: Path) -> RunResults:
@@ -93,9 +94,8 @@ def make(run: Path, sample: Path) -> RunResults:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "sample"
         made.mkdir()
-        for name in (*RECORDS, *derived(run)):
-            if (run / name).exists():
-                shutil.copyfile(run / name, made / name)
+        for path in kept(run):
+            shutil.copyfile(path, made / path.name)
         folder = RunFolder(made)
         if not folder.header().finished:
             raise rule("RUN", "a finished run", run.name, do="let the study end, then " + AGAIN)
@@ -104,9 +104,8 @@ def make(run: Path, sample: Path) -> RunResults:
         results = analyse(folder, catalog.thresholds, catalog=catalog)
         write_report(folder, results)
         (made / ".lock").unlink(missing_ok=True)
-        records = [made / name for name in (*RECORDS, *derived(made)) if (made / name).exists()]
-        if sum(path.stat().st_size for path in records) > RECORDS_BYTES:
-            for path in records:
+        if sum(path.stat().st_size for path in kept(made)) > RECORDS_BYTES:
+            for path in kept(made):
                 path.unlink()
         shoot(made)
         shutil.rmtree(sample, ignore_errors=True)
@@ -148,7 +147,7 @@ def problems(sample: Path) -> list[str]:
     for path in sorted(sample.iterdir()):
         if path.suffix == ".png" and path.stat().st_size > SHOT_BYTES:
             found.append(f"{path.name} has more than {SHOT_BYTES:,} bytes")
-        if path.name not in (*REPORTS, *RECORDS, *SHOTS, *derived(sample)):
+        if path.name not in (*REPORTS, *SHOTS) and path not in kept(sample):
             found.append(f"{path.name} is not of a sample")
         if path.suffix not in (".png", ".parquet"):
             found += leaks(path)

@@ -170,9 +170,10 @@ def read_outputs(folder: Path, parts: set[str]) -> Blocks[tuple[str, str, int], 
     def make(start: int, stop: int) -> list[Output]:
         columns = [column.values(start, stop) for column in (ids, reasons, accepted, drafted, ttft, decode)]
         block = list(map(Output, *columns))
-        for index, first in enumerate(firsts.values(start, stop)):
+        pairs = zip(firsts.values(start, stop), shared.values(start, stop), strict=True)
+        for index, (first, length) in enumerate(pairs):
             if first is not None:
-                whole = block[first].token_ids[: shared.values(start, stop)[index]] + block[index].token_ids
+                whole = block[first].token_ids[:length] + block[index].token_ids
                 block[index] = msgspec.structs.replace(block[index], token_ids=whole)
         return block
 

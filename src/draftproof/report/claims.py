@@ -10,7 +10,7 @@ from draftproof.claims.judged import Judged, judge
 from draftproof.claims.predicates import Word
 from draftproof.report.parts import Page, Section, Table
 from draftproof.report.templates import render
-from draftproof.report.words import counted as counted_of
+from draftproof.report.words import counted
 
 TITLE = "The paper's claims"
 NOTE = (
@@ -37,7 +37,7 @@ def section(page: Page) -> Section | None:
     shown = Table(
         name="claims-judged",
         title="Claims that this run has figures for",
-        note=f"{counted(found)} {NOTE}{left_out}",
+        note=f"{tally(found)} {NOTE}{left_out}",
         head=HEAD,
         body=[row(one) for one in with_figures],
         names=4,
@@ -64,7 +64,7 @@ def row(one: Judged) -> list[str]:
     ]
 
 
-def counted(found: list[Judged]) -> str:
+def tally(found: list[Judged]) -> str:
     """How many claims came to what, on the run and in the paper's own figures."""
     told = []
     for where, verdicts in (
@@ -74,6 +74,6 @@ def counted(found: list[Judged]) -> str:
         words = [verdict.word for verdict in verdicts]
         hold, against, open_ = (words.count(word) for word in get_args(Word))
         told.append(
-            f"{where}, of {counted_of(len(words), 'claim')}: {hold} hold, {against} contradicted, {open_} not tested"
+            f"{where}, of {counted(len(words), 'claim')}: {hold} hold, {against} contradicted, {open_} not tested"
         )
     return "; ".join(told) + "."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 from markupsafe import Markup
@@ -12,11 +11,10 @@ from markupsafe import Markup
 from draftproof.catalog import fixtures_folder, load_catalog, read_entry
 from draftproof.claims.ofpaper import PaperFigure, PaperRow
 from draftproof.report import panels, view
-from draftproof.report.drawing import Later
 from draftproof.report.marks import note
 from draftproof.report.parts import Figure, Table
 from draftproof.report.room import drawn
-from draftproof.report.stagefigures import Bar, bar_height, draw_shares, share_words
+from draftproof.report.stagefigures import Bar, share_words, stacked
 from draftproof.results import CellResult, RunResults
 
 NAME = "paper-shares"
@@ -132,14 +130,12 @@ def figures_of(curves: Sequence[Curve]) -> tuple[list[Figure], Markup]:
     some, left_out = drawn([*targets.items()])
     figures = []
     for number, (target, bars) in enumerate(some):
-        groups: dict[int, list[Bar]] = {}
-        for bar in sorted(bars, key=lambda bar: bar.batch_size):
-            groups.setdefault(bar.batch_size, []).append(bar)
+        ordered = sorted(bars, key=lambda bar: bar.batch_size)
         figures.append(
             Figure(
                 title=f"{target} in the paper (H100)",
-                description=f"Published, not of this run. {share_words(bars, WHOLE)}",
-                svg=Later(f"{NAME}-{number}", (4.6, bar_height(groups)), partial(draw_shares, groups, of=WHOLE)),
+                description=f"Published, not of this run. {share_words(ordered, WHOLE)}",
+                svg=stacked(f"{NAME}-{number}", ordered, WHOLE),
             )
         )
     meaning = "The paper's figures, of variants of the run's methods; colours as above, the LM head not apart."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -90,19 +90,20 @@ def share_figures(results: RunResults) -> tuple[list[Figure], Markup]:
 
 def share_figure(title: str, name: str, bars: list[Bar]) -> Figure:
     shown, left_out = drawn(sorted(bars, key=lambda bar: bar.batch_size), "bars", MOST_BARS)
-    groups: dict[int, list[Bar]] = {}
-    for bar in shown:
-        groups.setdefault(bar.batch_size, []).append(bar)
     return Figure(
         title=title,
         description=share_words(shown) + (f" {left_out}" if left_out else ""),
-        svg=Later(name, (4.6, bar_height(groups)), partial(draw_shares, groups)),
+        svg=stacked(name, shown),
     )
 
 
-def bar_height(groups: Mapping[int, list[Bar]]) -> float:
-    """Of a drawing, in inches; a line for the name of each group."""
-    return ROW_IN * (sum(map(len, groups.values())) + 1.4 * len(groups)) + 0.9
+def stacked(name: str, bars: Sequence[Bar], of: str = DECODE) -> Later:
+    """A bar a row, with a line above those of each batch size; `bars` by batch size. `of`: what is split."""
+    groups: dict[int, list[Bar]] = {}
+    for bar in bars:
+        groups.setdefault(bar.batch_size, []).append(bar)
+    height = ROW_IN * (len(bars) + 1.4 * len(groups)) + 0.9
+    return Later(name, (4.6, height), partial(draw_shares, groups, of=of))
 
 
 def share_words(bars: Iterable[Bar], of: str = DECODE) -> str:
@@ -116,7 +117,7 @@ def share_words(bars: Iterable[Bar], of: str = DECODE) -> str:
     return f"Shares of {of} in {len(parts)} stacked bars, from 0 to 1: {'; '.join(told)}."
 
 
-def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet, of: str = DECODE) -> None:
+def draw_shares(groups: dict[int, list[Bar]], sheet: Sheet, of: str) -> None:
     axes = sheet.subplots()
     ticks: dict[float, str] = {}
     boxes: dict[str, list[tuple[float, float, float, float]]] = {part: [] for part in STAGE_LOOKS}
